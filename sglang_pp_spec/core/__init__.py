@@ -1,0 +1,1 @@
+"""The engine-free half: frames, identity, ledger, tree rows, ring. Imports the standard library and torch only."""

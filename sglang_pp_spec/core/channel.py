@@ -1,0 +1,66 @@
+"""How frames travel: from the last stage to every earlier one, in a process group that carries nothing else.
+
+A receive is posted early, into the slot's own buffer, so a frame arrives while the stage works on other slots. A
+sent frame is kept alive until the slot is used again. With NCCL ``wait`` orders streams and never blocks the host;
+with gloo it blocks until the frame is there.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import PPSpecError
+from .layout import FrameLayout
+
+
+class FrameChannel:
+    """One end of the frame channel of a pipeline. ``ranks`` are the global ranks of its stages, in order."""
+
+    def __init__(
+        self, layout: FrameLayout, *, group: dist.ProcessGroup, ranks: list[int], stage: int, device: torch.device
+    ) -> None:
+        self.layout = layout
+        self.stage = stage
+        self._group = group
+        self._ranks = ranks
+        self._device = device
+        self._buffers: dict[int, Tensor] = {}
+        self._work: dict[int, list[dist.Work]] = {}
+        self._sent: dict[int, Tensor] = {}
+
+    @property
+    def is_sender(self) -> bool:
+        return self.stage == len(self._ranks) - 1
+
+    def send(self, slot: int, frame: Tensor) -> None:
+        """Start sending ``frame`` ([1 + capacity, width] int64 on the channel's device) to all earlier stages."""
+        if tuple(frame.shape) != self.layout.size:
+            raise ValueError(f"a frame is {self.layout.size}, not {tuple(frame.shape)}")
+        self._finish(slot)
+        self._sent[slot] = frame
+        self._work[slot] = [self._start(dist.isend, frame, rank) for rank in self._ranks[:-1]]
+
+    def post(self, slot: int) -> None:
+        """Post the receive of the slot's next frame."""
+        buffer = self._buffers.get(slot)
+        if buffer is None:
+            buffer = torch.empty(self.layout.size, dtype=torch.int64, device=self._device)
+            self._buffers[slot] = buffer
+        self._work[slot] = [self._start(dist.irecv, buffer, self._ranks[-1])]
+
+    def receive(self, slot: int) -> Tensor:
+        """The frame whose receive was posted for ``slot``; the buffer is reused by the slot's next ``post``."""
+        self._finish(slot)
+        return self._buffers[slot]
+
+    def _start(self, operation, tensor: Tensor, rank: int) -> dist.Work:
+        work = operation(tensor, rank, group=self._group)
+        if work is None:
+            raise PPSpecError(f"rank {rank} is not in the frame channel's group")
+        return work
+
+    def _finish(self, slot: int) -> None:
+        for work in self._work.pop(slot, ()):
+            work.wait()

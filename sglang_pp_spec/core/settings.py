@@ -1,0 +1,65 @@
+"""This project's settings: one frozen object, the only place that reads the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ENABLE = "SGLANG_ENABLE_PP_SPEC"
+CPU_ENGINE = "SGLANG_PP_SPEC_CPU_ENGINE"
+_PREFIX = "SGLANG_PP_SPEC_"
+_TRUE = ("1", "true", "yes", "y", "t", "on")
+_FALSE = ("", "0", "false", "no", "n", "f", "off")
+ON_MISMATCH = ("stop", "abort")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Resolved settings of one process."""
+
+    enabled: bool = False  # SGLANG_ENABLE_PP_SPEC
+    cpu_engine: bool = False  # SGLANG_PP_SPEC_CPU_ENGINE: SGLang on a machine without a GPU
+    on_mismatch: str = "stop"  # SGLANG_PP_SPEC_ON_MISMATCH: stop the engine, or abort the affected requests
+    timeline: str = ""  # SGLANG_PP_SPEC_TIMELINE: folder for one JSON-lines file of events per stage, "" = off
+    stage_delay_ms: float = 0.0  # SGLANG_PP_SPEC_STAGE_DELAY_MS: CPU engine only, sleep added to a target forward
+    draft_delay_ms: float = 0.0  # SGLANG_PP_SPEC_DRAFT_DELAY_MS: CPU engine only, sleep added to a draft
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the settings; ValueError for an unknown SGLANG_PP_SPEC_* key or a value out of range."""
+        known = {
+            CPU_ENGINE: ("cpu_engine", _boolean),
+            f"{_PREFIX}ON_MISMATCH": ("on_mismatch", _choice),
+            f"{_PREFIX}TIMELINE": ("timeline", lambda _, text: text),
+            f"{_PREFIX}STAGE_DELAY_MS": ("stage_delay_ms", _milliseconds),
+            f"{_PREFIX}DRAFT_DELAY_MS": ("draft_delay_ms", _milliseconds),
+        }
+        unknown = sorted(k for k in environ if k.startswith(_PREFIX) and k not in known)
+        if unknown:
+            raise ValueError(f"unknown setting(s) {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        values = {field: read(key, environ[key]) for key, (field, read) in known.items() if key in environ}
+        return cls(enabled=_boolean(ENABLE, environ.get(ENABLE, "")), **values)
+
+
+def _boolean(key: str, text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(f"{key}={text!r} is neither true nor false")
+
+
+def _choice(key: str, text: str) -> str:
+    if text not in ON_MISMATCH:
+        raise ValueError(f"{key}={text!r}; choose one of {', '.join(ON_MISMATCH)}")
+    return text
+
+
+def _milliseconds(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 60_000.0:
+        raise ValueError(f"{key}={text!r} is not a number of milliseconds within [0, 60000)")
+    return value

@@ -1,0 +1,105 @@
+"""Refusals: every combination that is not supported, with its reason, before any model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import UnsupportedCombination
+from ..core.placement import Action, Placement, decide
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One unsupported combination."""
+
+    name: str
+    applies: Callable[[Any], bool]
+    reason: str
+
+
+def _given(*fields: str) -> Callable[[Any], bool]:
+    return lambda args: any(getattr(args, field, None) for field in fields)
+
+
+REFUSALS = (
+    Refusal(
+        "pd-disaggregation",
+        lambda args: args.disaggregation_mode != "null",
+        "--disaggregation-mode: the relay serves one engine; run PD without SGLANG_ENABLE_PP_SPEC",
+    ),
+    Refusal(
+        "adaptive",
+        _given("speculative_adaptive"),
+        "--speculative-adaptive changes the tree's width at run time, and frames have a fixed layout",
+    ),
+    Refusal(
+        "attention-dp",
+        lambda args: (
+            (getattr(args, "attn_dp_size", None) or 1) > 1 or bool(getattr(args, "enable_dp_attention", False))
+        ),
+        "attention DP splits the batch per DP rank; every stage must see the same batch",
+    ),
+    Refusal(
+        "multi-layer-eagle",
+        _given("enable_multi_layer_eagle"),
+        "--enable-multi-layer-eagle drafts with another worker, which does not tail-draft",
+    ),
+    Refusal(
+        "mixed-chunk",
+        _given("enable_mixed_chunk"),
+        "--enable-mixed-chunk runs decode rows inside a prefill step and loses their trees",
+    ),
+    Refusal(
+        "rejection-sampling",
+        _given("speculative_use_rejection_sampling"),
+        "--speculative-use-rejection-sampling needs the draft's probabilities, which frames do not carry",
+    ),
+    Refusal(
+        "token-map",
+        _given("speculative_token_map"),
+        "--speculative-token-map is not verified under pipeline parallelism",
+    ),
+    Refusal(
+        "return-hidden-states",
+        _given("enable_return_hidden_states"),
+        "--enable-return-hidden-states: hidden states are not relayed to the stage that answers",
+    ),
+    Refusal(
+        "hisparse", _given("enable_hisparse"), "--enable-hisparse commits accepted tokens on the last stage only"
+    ),
+    Refusal(
+        "two-batch-overlap", _given("enable_two_batch_overlap"), "--enable-two-batch-overlap splits verify batches"
+    ),
+    Refusal("lora", _given("enable_lora"), "--enable-lora is not verified with a drafter on the last stage"),
+    Refusal("pdmux", _given("enable_pdmux"), "--enable-pdmux runs a loop of its own"),
+    Refusal(
+        "min-free-slots",
+        lambda args: getattr(args, "min_free_slots_delay", None) is not None,
+        "--min-free-slots-delay: slots per microbatch are bounded, so the threshold may never be reached",
+    ),
+)
+
+
+def check_arguments(args: Any) -> None:
+    """Raise ``UnsupportedCombination`` naming the reason if ``args`` ask for PP x spec in a way we refuse."""
+    if args.pp_size <= 1 or args.speculative_algorithm is None:
+        return
+    decision = decide(args.speculative_algorithm, Placement.LAST_STAGE_LOCAL, args.pp_size, args.pp_size - 1)
+    if decision.action is Action.REFUSE:
+        raise UnsupportedCombination(f"sglang_pp_spec refuses: {decision.reason}")
+    reasons = [refusal.reason for refusal in REFUSALS if refusal.applies(args)]
+    if reasons:
+        raise UnsupportedCombination("sglang_pp_spec refuses: " + "; ".join(reasons))
+
+
+def check_before_host(cfg: Any) -> None:
+    """Target:       sglang.srt.arg_groups.validation_hook.check_pipeline_parallel_compat   (BEFORE)
+
+    Why:          the host accepts combinations under PP x spec that crash later or are silently wrong.
+    How:          our refusals first, each with its reason; the host's own check runs afterwards.
+    Upstream:     none: specific to this plugin
+    Remove when:  never; it is the list of what this plugin does not support.
+    """
+    check_arguments(cfg)

@@ -1,0 +1,139 @@
+"""SGLang's scheduler as the ``Engine`` of our loop: each operation of a turn in the host's own terms."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from torch import Tensor
+
+from ..core.frame import FrameKind, FramePayload
+from ..core.identity import RowIdentity
+from ..core.layout import FrameLayout
+from ..core.stage_loop import ArrivedFrame, BatchRow
+from ..observe.timeline import Timeline
+from .commit import apply_frame
+from .extras import collect_extras, send_extras
+from .payload import frame_payload
+from .reserve import reserve_draft_slots
+from .rows import kind_of, sampling_rows
+from .turn import ForwardRecord, StageTurn, record_of
+
+
+class SchedulerEngine:
+    """One stage's scheduler, seen by ``core.stage_loop``."""
+
+    def __init__(self, scheduler, layout: FrameLayout, timeline: Timeline) -> None:
+        self.scheduler = scheduler
+        self.layout = layout
+        self.timeline = timeline
+        self._request_sends: deque[list] = deque()
+
+    def enter(self, slot: int) -> None:
+        """SGLang's loops keep the batch of the current turn on the scheduler; requests are handled against it."""
+        self.scheduler.running_batch = self.scheduler.running_mbs[slot]
+        self.scheduler.last_batch = self.scheduler.last_mbs[slot]
+
+    def take_requests(self) -> None:
+        """Requests reach every stage in the turn of the same number."""
+        scheduler = self.scheduler
+        requests = scheduler.ingest_requests()
+        if scheduler.pp_group.is_last_rank:
+            return
+        self._request_sends.append(scheduler._pp_send_pyobj_to_next_stage(requests, async_send=True))
+        if len(self._request_sends) > scheduler.pp_loop_size:
+            scheduler._pp_commit_comm_work(self._request_sends.popleft())
+
+    def schedule(self, slot: int) -> ScheduleBatch | None:
+        """The host's own scheduling; nothing while the engine is paused. Reserves KV for the drafts of prompts."""
+        scheduler = self.scheduler
+        self.enter(slot)
+        if scheduler._engine_paused:
+            scheduler.mbs[slot] = None
+            return None
+        scheduler.open_slot(scheduler.running_batch)
+        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        scheduler.running_batch = scheduler.running_mbs[slot] = plan.running_batch
+        batch = scheduler.mbs[slot] = scheduler.cur_batch_for_debug = plan.batch_to_run or None
+        if batch is None:
+            scheduler.last_mbs[slot] = None
+        elif batch.forward_mode.is_extend():
+            reserve_draft_slots(batch)
+        return batch
+
+    def rows(self, batch: ScheduleBatch) -> list[BatchRow]:
+        """A retraction rebuilds a request's state and so makes it another incarnation."""
+        return [
+            BatchRow(req.rid, owner=req, rebuilds=req.retraction_count, samples=samples)
+            for req, samples in zip(batch.reqs, sampling_rows(batch), strict=True)
+        ]
+
+    def kind(self, batch: ScheduleBatch) -> FrameKind:
+        return kind_of(batch)
+
+    def receive_proxy(self) -> object:
+        """Hidden states of the batch that was just scheduled, from the previous stage."""
+        return self.scheduler._pp_recv_proxy_tensors()
+
+    def run(self, turn: StageTurn, proxy: object) -> tuple[FramePayload, Sequence[int]] | None:
+        """The host's ``run_batch`` on the forward stream; it rebuilds the trees through our scheduler's override."""
+        scheduler, batch, header = self.scheduler, turn.batch, turn.launch.header
+        record = turn.forward = ForwardRecord.before(batch)
+        outcome = None
+        with self.timeline.span(header.kind.name.lower(), header.slot, header.step), scheduler.forward_stream_ctx:
+            scheduler._pp_wait_forward_dependencies()
+            result = scheduler.run_batch(batch, proxy)
+            if batch.forward_mode.is_extend():
+                batch.spec_info = None  # the trees of these requests come with the frame
+            if scheduler.pp_group.is_last_rank:
+                outcome = frame_payload(turn, result, self.layout.shape)
+                record.extras = collect_extras(batch, result)
+            launched = scheduler.device_module.Event()
+            launched.record(scheduler.device_module.current_stream())
+        record.after(batch, result, launched)
+        scheduler.launch_event = launched
+        if record.extras is not None:
+            record.sends.append(send_extras(scheduler, record.extras))
+        return outcome
+
+    def device_frame(self, started: Tensor) -> Tensor:
+        """A copy on the device, queued on the forward stream behind what fills it."""
+        if torch.device(self.scheduler.device).type == "cpu":
+            return started
+        with self.scheduler.forward_stream_ctx:
+            return started.pin_memory().to(self.scheduler.device, non_blocking=True)
+
+    def send_proxy(self, turn: StageTurn) -> None:
+        """At once, behind the forward. Outputs of a CUDA graph are cloned: its next replay writes them again."""
+        scheduler, record = self.scheduler, record_of(turn)
+        tensors = record.result.pp_hidden_states_proxy_tensors.tensors
+        if record.result.can_run_cuda_graph:
+            with scheduler.forward_stream_ctx:
+                tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+                record.launched.record(scheduler.device_module.current_stream())
+        record.sends.append(
+            scheduler._pp_send_dict_to_next_stage(
+                tensors, async_send=True, msg_type="proxy", ready_event=record.launched
+            )
+        )
+
+    def apply(self, turn: StageTurn, frame: ArrivedFrame, live: Sequence[RowIdentity]) -> None:
+        """Commit, fold and account; see ``host/commit.py``."""
+        header = turn.launch.header
+        with self.timeline.span("apply", header.slot, header.step):
+            apply_frame(self.scheduler, turn, frame, self.layout, list(live))
+
+    def settle(self, slot: int, turn: StageTurn) -> list[bool]:
+        """The launched batch becomes the slot's last batch; its sends are over, since its frame is here."""
+        self.scheduler.last_mbs[slot] = self.scheduler.mbs[slot]
+        record = record_of(turn)
+        for work in record.sends:
+            self.scheduler._pp_commit_comm_work(work)
+        return [req.finished() for req in record.reqs]
+
+    def idle(self) -> None:
+        """SGLang's idle work: leak checks, metrics, sleep."""
+        self.scheduler._sched_idled = True
+        self.scheduler.on_idle()

@@ -1,0 +1,49 @@
+"""All hooks or none: check the host, register, apply, and look whether they really are in place."""
+
+from __future__ import annotations
+
+import logging
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from ..core.settings import Settings
+from .symbols import PINNED_VERSION, check_host, host_version
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+ARGUMENT_CHECK = "sglang.srt.arg_groups.validation_hook.check_pipeline_parallel_compat"
+
+
+def install(settings: Settings) -> None:
+    """Put our scheduler and argument check in place; ``SystemExit`` with symbol, version and fix if that fails.
+
+    SGLang logs and swallows what a plugin raises and goes on natively, but it does not swallow ``SystemExit``.
+    """
+    problems = check_host()
+    if problems:
+        raise SystemExit("sglang_pp_spec cannot run on this host:\n  " + "\n  ".join(problems))
+    from .arguments import check_before_host
+    from .scheduler import PPSpecScheduler
+
+    PPSpecScheduler.settings = settings
+    HookRegistry.register(SCHEDULER, PPSpecScheduler, HookType.REPLACE)
+    HookRegistry.register(ARGUMENT_CHECK, check_before_host, HookType.BEFORE)
+    HookRegistry.apply_hooks()
+    _verify(PPSpecScheduler)
+    logger.info("sglang_pp_spec active on sglang %s: %s", host_version(), settings)
+
+
+def _verify(replacement: type) -> None:
+    """A hook that was registered but not applied leaves a native server under our name: stop instead."""
+    import sglang.srt.managers.scheduler as module
+
+    applied = HookRegistry._patched
+    missing = [target for target in (SCHEDULER, ARGUMENT_CHECK) if target not in applied]
+    if module.Scheduler is not replacement and SCHEDULER not in missing:
+        missing.append(SCHEDULER)
+    if missing:
+        raise SystemExit(
+            f"sglang_pp_spec: {', '.join(missing)} could not be hooked in sglang {host_version()}; "
+            f"install sglang=={PINNED_VERSION} and remove other plugins that replace it"
+        )

@@ -1,0 +1,145 @@
+"""Our scheduler: SGLang's, with its own loop, last-stage worker and verify rebuild when PP x spec is on."""
+
+from __future__ import annotations
+
+import logging
+
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.runtime_context import get_device, get_parallel
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.utils import DynamicGradMode
+
+from ..core.placement import Action, Placement, decide
+from ..core.settings import Settings
+from ..core.stage_loop import StageLoop
+from ..observe.timeline import Timeline
+from .engine import SchedulerEngine
+from .shape import frame_layout, tree_shape
+from .tail_draft import TailDraftWorker
+from .transport import FrameTransport
+from .verify import rebuild_verify_input
+
+logger = logging.getLogger(__name__)
+
+
+class PPSpecScheduler(Scheduler):
+    """Scheduler of one stage.
+
+    Target:       sglang.srt.managers.scheduler.Scheduler   (class REPLACE by a subclass)
+    Why:          the host's loop receives a round's output before it launches the next forward and carries no
+                  identity on the relay.
+    How:          overrides below, each a small method of the host; with one stage or without speculation every
+                  one of them calls ``super()``.
+    Upstream:     sglang #30775 (built-in PP x spec), #40499 (launch order)
+    Remove when:  the host launches verify rounds before it exchanges outputs and checks what it applies.
+    """
+
+    settings: Settings = Settings()
+    stage_loop: StageLoop[ScheduleBatch] | None = None
+
+    @property
+    def runs_pp_spec(self) -> bool:
+        return get_parallel().pp_size > 1 and not self.spec_algorithm.is_none()
+
+    def maybe_init_draft_worker(self) -> None:
+        """Build the drafter on the last stage only; it sees a pipeline of size 1."""
+        if not self.runs_pp_spec:
+            return super().maybe_init_draft_worker()
+        parallel = get_parallel()
+        decision = decide(self.spec_algorithm.name, Placement.LAST_STAGE_LOCAL, parallel.pp_size, parallel.pp_rank)
+        if decision.action is Action.REFUSE:
+            raise SystemExit(f"sglang_pp_spec: {decision.reason}")
+        logger.info("drafter on stage %d: %s (%s)", parallel.pp_rank, decision.action.value, decision.reason)
+        self.external_corpus_manager = None
+        self.draft_worker = None
+        if decision.action is Action.BUILD:
+            self.draft_worker = TailDraftWorker(
+                server_args=self.server_args,
+                gpu_id=get_device().gpu_id,
+                nccl_port=self.nccl_port,
+                target_worker=self.tp_worker,
+            )
+
+    @DynamicGradMode()
+    def event_loop_pp(self) -> None:
+        """Our loop instead of the host's."""
+        if not self.runs_pp_spec:
+            return super().event_loop_pp()
+        self.stage_loop = self._open_stage_loop()
+        while True:
+            self.stage_loop.run_round()
+
+    def _open_stage_loop(self) -> StageLoop[ScheduleBatch]:
+        self.init_pp_loop_state()
+        stage, num_stages = self.pp_group.rank_in_group, self.pp_group.world_size
+        layout = frame_layout()
+        transport = FrameTransport(self, layout)
+        loop = StageLoop(
+            SchedulerEngine(self, layout, Timeline.open(self.settings.timeline, stage)),
+            transport,
+            layout,
+            stage=stage,
+            num_stages=num_stages,
+            num_slots=self.pp_loop_size,
+            epoch=transport.agree_on_epoch(),
+        )
+        logger.info(
+            "sglang_pp_spec: stage %d of %d, %d slots, %s, a frame is %s int64",
+            stage,
+            num_stages,
+            loop.num_slots,
+            layout.shape,
+            layout.size,
+        )
+        return loop
+
+    def _pp_spec_rebuild_verify_input(self, batch: ScheduleBatch) -> None:
+        """Called by the host's ``run_batch`` on every stage before a verify forward."""
+        if not batch.reqs:
+            shape = tree_shape()
+            batch.spec_info = EagleVerifyInput.create_idle_input(
+                topk=shape.topk,
+                spec_steps=shape.num_steps,
+                num_verify_tokens=shape.num_draft_tokens,
+                device=self.device,
+            )
+            return
+        runner = self.tp_worker.model_runner
+        identities = self.stage_loop.identify(batch)
+        batch.spec_info = rebuild_verify_input(
+            batch,
+            batch.spec_info.rows.aligned(identities),
+            attn_backend=runner.attn_backend,
+            context_len=runner.model_config.context_len,
+        )
+
+    def get_num_allocatable_reqs(self, running_bs: int, *args, **kwargs) -> int:
+        """Leave requests for the other slots: one slot that takes all of them leaves the other stages idle."""
+        allowed = super().get_num_allocatable_reqs(running_bs, *args, **kwargs)
+        if self.stage_loop is None:
+            return allowed
+        return min(allowed, self._fair_share() - running_bs)
+
+    def open_slot(self, running_batch: ScheduleBatch) -> None:
+        """A slot that was full by its share is open again once the share has grown."""
+        if len(running_batch.reqs) < self._fair_share():
+            running_batch.batch_is_full = False
+
+    def _fair_share(self) -> int:
+        """Requests per slot if all that run or wait were spread over as many slots as there are stages."""
+        running = sum(len(batch.reqs) for batch in self.running_mbs)
+        return max(1, -(-(running + len(self.waiting_queue)) // self.pp_group.world_size))
+
+    def pause_generation(self, recv_req) -> None:
+        """Retract on pause touches every slot, after all frames in flight were applied.
+
+        The host looks at the current slot only and may retract a request whose chunk is still in flight elsewhere.
+        """
+        if self.stage_loop is None or recv_req.mode != "retract":
+            return super().pause_generation(recv_req)
+        self.stage_loop.drain()
+        for slot in range(self.stage_loop.num_slots):
+            self.running_batch, self.last_batch = self.running_mbs[slot], self.last_mbs[slot]
+            super().pause_generation(recv_req)
+            self.running_mbs[slot], self.last_mbs[slot], self.mbs[slot] = self.running_batch, None, None

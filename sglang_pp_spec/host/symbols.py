@@ -1,0 +1,133 @@
+"""Every host symbol this plugin relies on, checked before anything is installed.
+
+A row is (path, parameters that must be accepted, why). The check is by signature; the version is only reported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import pkgutil
+from dataclasses import dataclass
+
+PINNED_VERSION = "0.5.23"
+_SRT = "sglang.srt."
+
+
+@dataclass(frozen=True)
+class HostSymbol:
+    """One thing of the host we override, call or read."""
+
+    path: str
+    use: str  # override | call | class
+    parameters: tuple[str, ...]
+    why: str
+
+
+def _row(path: str, use: str, parameters: str, why: str) -> HostSymbol:
+    return HostSymbol(_SRT + path, use, tuple(parameters.split()), why)
+
+
+_SCHEDULER = "managers.scheduler.Scheduler."
+SYMBOLS = (
+    _row("managers.scheduler.Scheduler", "class", "server_args port_args", "replaced by our subclass"),
+    _row(_SCHEDULER + "event_loop_pp", "override", "self", "our loop"),
+    _row(_SCHEDULER + "maybe_init_draft_worker", "override", "self", "drafter on the last stage"),
+    _row(_SCHEDULER + "get_num_allocatable_reqs", "override", "self running_bs", "requests spread over slots"),
+    _row(_SCHEDULER + "pause_generation", "override", "self recv_req", "retract in every slot"),
+    _row(_SCHEDULER + "_pp_spec_rebuild_verify_input", "override", "self batch", "trees from our rows"),
+    _row(_SCHEDULER + "init_pp_loop_state", "call", "self", "slots"),
+    _row(_SCHEDULER + "ingest_requests", "call", "self", "requests in"),
+    _row(_SCHEDULER + "get_next_batch_to_run", "call", "self running_batch last_batch", "scheduling"),
+    _row(_SCHEDULER + "run_batch", "call", "self batch pp_proxy_tensors", "the forward"),
+    _row(_SCHEDULER + "process_batch_result", "call", "self batch result", "accounting"),
+    _row(_SCHEDULER + "on_idle", "call", "self", "idle work"),
+    _row(_SCHEDULER + "_pp_send_pyobj_to_next_stage", "call", "self data async_send", "requests on"),
+    _row(_SCHEDULER + "_pp_commit_comm_work", "call", "self work", "sends done"),
+    _row(_SCHEDULER + "_pp_recv_proxy_tensors", "call", "self", "hidden states in"),
+    _row(
+        _SCHEDULER + "_pp_send_dict_to_next_stage",
+        "call",
+        "self tensor_dict async_send msg_type ready_event",
+        "hidden states on",
+    ),
+    _row(_SCHEDULER + "_pp_wait_forward_dependencies", "call", "self", "stream order"),
+    _row("managers.schedule_batch.ScheduleBatch.copy", "call", "self", "forward-time snapshot"),
+    _row("managers.schedule_batch.ScheduleBatch.filter_batch", "call", "self keep_indices", "rows drafted for"),
+    _row("managers.schedule_batch.ScheduleBatch.check_decode_mem", "call", "self selected_indices", "reserve"),
+    _row("managers.utils.get_logprob_dict_from_result", "call", "result", "extras"),
+    _row("managers.utils.get_logprob_from_pp_outputs", "call", "next_pp_outputs", "extras"),
+    _row("managers.overlap_utils.decide_needs_cpu_seq_lens", "call", "attn_backends", "planning"),
+    _row("mem_cache.allocation.alloc_for_spec_decode", "call", "tree_cache req_to_token_pool reqs batch", "reserve"),
+    _row("mem_cache.allocation_sizing.get_alloc_len_per_decode", "call", "", "reserve"),
+    _row("mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "call", "", "reserve"),
+    _row("mem_cache.allocation_sizing.page_aligned_decode_alloc_lens", "call", "reqs reserve page_size", "reserve"),
+    _row(
+        "speculative.eagle_worker_v2.EAGLEWorkerV2", "class", "server_args gpu_id nccl_port target_worker", "drafter"
+    ),
+    _row(
+        "speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation",
+        "override",
+        "self batch on_publish grammar_barrier pp_proxy_tensors",
+        "tail draft",
+    ),
+    _row(
+        "speculative.eagle_worker_v2.EAGLEWorkerV2.verify",
+        "call",
+        "self batch pp_proxy_tensors grammar_barrier",
+        "tail draft",
+    ),
+    _row("speculative.eagle_worker_v2.EagleDraftWorker.draft", "call", "self batch with_topology", "tail draft"),
+    _row(
+        "speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode",
+        "call",
+        "self batch batch_result kv_loc_plan",
+        "tail draft",
+    ),
+    _row(
+        "speculative.eagle_utils.build_tree_kernel_efficient",
+        "call",
+        "bonus_tokens parent_list top_scores_index draft_tokens seq_lens seq_lens_sum topk spec_steps "
+        "num_verify_tokens tree_mask_mode tree_mask_buf fill_prefix_mask",
+        "verify trees",
+    ),
+    _row("speculative.eagle_utils.default_tree_mask_mode", "call", "", "verify trees"),
+    _row(
+        "speculative.spec_utils.move_accept_tokens_to_target_kvcache",
+        "call",
+        "batch accept_index num_correct_drafts token_to_kv_pool_allocator",
+        "KV of the accepted path",
+    ),
+    _row("speculative.spec_info.SpecInput", "class", "spec_input_type", "PPSpecRelayInput"),
+    _row("utils.point_to_point_pyobj", "call", "data rank group src dst async_send", "extras"),
+    _row("arg_groups.validation_hook.check_pipeline_parallel_compat", "override", "cfg", "refusals"),
+)
+
+
+def host_version() -> str:
+    """The installed SGLang's version, or a word that says there is none."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def check_host(symbols: tuple[HostSymbol, ...] = SYMBOLS) -> list[str]:
+    """One line per symbol that is missing or has other parameters; empty when the host fits."""
+    return [problem for symbol in symbols if (problem := _check(symbol))]
+
+
+def _check(symbol: HostSymbol) -> str | None:
+    found = f"sglang {host_version()}"
+    try:
+        target = pkgutil.resolve_name(symbol.path)
+    except (ImportError, AttributeError) as error:
+        return f"{symbol.path} is missing in {found} ({error}); install sglang=={PINNED_VERSION}"
+    parameters = inspect.signature(target).parameters
+    missing = [name for name in symbol.parameters if name not in parameters]
+    if missing and not (symbol.use == "class" and missing == ["self"]):
+        return (
+            f"{symbol.path} of {found} has no parameter {', '.join(missing)} "
+            f"({symbol.why}); install sglang=={PINNED_VERSION}"
+        )
+    return None

@@ -1,0 +1,102 @@
+"""The last stage's worker: verify, draft extend, then at once the draft of the next round.
+
+Stage 0 needs the next round's tokens before it can run its half, so drafting cannot wait for the next turn of the
+slot. The same holds after prefill: the chunk that ends a prompt is drafted for too, so the first decode round of
+a request verifies a real tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
+from sglang.srt.managers.overlap_utils import decide_needs_cpu_seq_lens
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardMode, PPProxyTensors
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
+from torch import Tensor
+
+from .rows import drafted_rows
+
+
+class TailDraftWorker(EAGLEWorkerV2):
+    """EAGLE worker of the last stage.
+
+    Target:       sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2   (subclass, built by our scheduler)
+    Why:          the host drafts after verify only, blocks the host for the new lengths while doing it, and leaves
+                  a request without a tree after prefill.
+    How:          ``forward_batch_generation`` calls the host's verify, draft extend and draft in our order; the
+                  phases themselves are the host's.
+    Upstream:     sglang #30775; a draft after prefill is not upstream.
+    Remove when:  the host drafts at the end of prefill and of verify without reading lengths back.
+    """
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish=None,
+        grammar_barrier=None,
+        pp_proxy_tensors: PPProxyTensors | None = None,
+    ) -> GenerationBatchResult:
+        """One step of the last stage; the next trees are on the result's ``next_verify_*`` fields.
+
+        ``next_verify_chain`` is [drafted rows, num_draft_tokens] int64 (column 0 = bonus token); None if no row
+        was drafted for. Runs inside the scheduler's forward isolation, which undoes the edits to ``batch``.
+        """
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            result = super().forward_batch_generation(
+                batch, on_publish=on_publish, grammar_barrier=grammar_barrier, pp_proxy_tensors=pp_proxy_tensors
+            )
+            rows = drafted_rows(batch)
+            if rows:
+                batch.spec_info = result.next_draft_input
+                batch.filter_batch(keep_indices=rows)
+                self._draft_next(batch, result, batch.spec_info, batch.seq_lens)
+            return result
+        result = self._verify_and_extend(batch, grammar_barrier, pp_proxy_tensors)
+        self._draft_next(batch, result, result.next_draft_input, result.new_seq_lens)
+        # Lengths advance on all stages alike, when the frame is applied; with new lengths on the result the host's
+        # run_batch would advance them here, blocking on a copy to the host.
+        result.new_seq_lens = None
+        return result
+
+    def _verify_and_extend(self, batch: ScheduleBatch, grammar_barrier, pp_proxy_tensors) -> GenerationBatchResult:
+        result = self.verify(batch, pp_proxy_tensors=pp_proxy_tensors, grammar_barrier=grammar_barrier)
+        with self._drafting("draft_extend"):
+            self.draft_worker._draft_extend_for_decode(batch, result, kv_loc_plan=None)
+        return result
+
+    def _draft_next(
+        self, batch: ScheduleBatch, result: GenerationBatchResult, draft_input: EagleDraftInput, seq_lens: Tensor
+    ) -> None:
+        """Draft the round that starts at ``seq_lens`` ([rows] int64, device) and put its trees on ``result``."""
+        batch.spec_info = draft_input
+        batch.forward_mode = ForwardMode.DECODE
+        batch.input_ids = None
+        batch.seq_lens = seq_lens
+        batch.seq_lens_cpu = seq_lens.to("cpu") if self._plans_from_host_lens(seq_lens) else None
+        batch.seq_lens_sum = None if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.sum())
+        with self._drafting("draft"):
+            verify_input, parents, selected = self.draft_worker.draft(batch, with_topology=True)
+        result.next_verify_chain = verify_input.draft_token.view(len(batch.reqs), -1)
+        result.next_verify_parent_list = parents
+        result.next_verify_top_scores_index = selected
+
+    def _plans_from_host_lens(self, seq_lens: Tensor) -> bool:
+        """Whether a backend plans from host lengths; on the CPU the host copy is the tensor itself."""
+        return seq_lens.device.type == "cpu" or decide_needs_cpu_seq_lens(self.spec_v2_attn_backends)
+
+    @contextlib.contextmanager
+    def _drafting(self, span: str) -> Iterator[None]:
+        """The surroundings the host gives every draft phase."""
+        with (
+            draft_tp_context(self.draft_worker.parallel_layout),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+            spec_stage_span(span),
+        ):
+            yield

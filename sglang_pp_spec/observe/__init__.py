@@ -1,0 +1,1 @@
+"""What a running engine tells about itself."""

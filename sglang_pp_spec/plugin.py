@@ -1,0 +1,31 @@
+"""The entry points SGLang loads in every process; without their switch they import nothing and change nothing."""
+
+from __future__ import annotations
+
+import os
+
+
+def load() -> None:
+    """Entry point ``pp_spec``: on with SGLANG_ENABLE_PP_SPEC=1."""
+    if os.environ.get("SGLANG_ENABLE_PP_SPEC", "").lower() in ("", "0", "false", "no", "n", "f", "off"):
+        return
+    from .core.settings import Settings
+
+    try:
+        settings = Settings.from_environment(os.environ)
+    except ValueError as error:
+        raise SystemExit(f"sglang_pp_spec: {error}") from error
+    from .host.install import install
+
+    install(settings)
+
+
+def load_cpu_engine() -> None:
+    """Entry point ``pp_spec_cpu_engine``: on with SGLANG_PP_SPEC_CPU_ENGINE=1, with or without ``pp_spec``."""
+    if os.environ.get("SGLANG_PP_SPEC_CPU_ENGINE", "").lower() in ("", "0", "false", "no", "n", "f", "off"):
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from .cpu_engine import hooks
+
+    hooks.register(HookRegistry)
