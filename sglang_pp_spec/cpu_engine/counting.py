@@ -1,0 +1,5 @@
+"""Counts of messages and host waits (see benchmark/relay_budget.py)."""
+
+
+def register(registry, settings) -> None:
+    """Nothing yet."""

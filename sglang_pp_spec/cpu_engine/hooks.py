@@ -1,0 +1,139 @@
+"""Three corrections that let SGLang 0.5.23 run pipeline parallelism and EAGLE on a CPU without AMX.
+
+All three go through SGLang's plugin registry and only change what happens on a CPU.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def keep_intel_amx_backend(original, view):
+    """Keep the attention backend that has an EAGLE draft variant.
+
+    Target:       sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks   (AROUND)
+    Why:          without AMX instructions `intel_amx` becomes `torch_native`, which has no draft backend,
+                  and EAGLE stops at start-up
+    How:          for `intel_amx` on the CPU no field is overridden; any other backend runs the original.
+                  The backend itself only calls the two attention operators, which need no AMX here
+    Upstream:     none: specific to the stand-in kernels
+    Remove when:  torch_native gets an EAGLE draft backend, or the check looks for operators, not for AMX
+    """
+    if view.attention_backend == "intel_amx" and view.device == "cpu":
+        return {}
+    return original(view)
+
+
+def build_group_without_pynccl(original, group_ranks, local_rank, backend, **kwargs):
+    """Build CPU process groups without a CUDA communicator.
+
+    Target:       sglang.srt.distributed.parallel_state.init_model_parallel_group   (AROUND)
+    Why:          a PyNccl communicator is built for every group of two or more ranks, also on the CPU,
+                  where there is no CUDA device: every PP or TP start fails
+    How:          `use_pynccl=False` for the gloo backend; all else is the original's
+    Upstream:     none known
+    Remove when:  the factory leaves PyNccl out on CPU devices by itself
+    """
+    if backend == "gloo":
+        kwargs["use_pynccl"] = False
+    return original(group_ranks, local_rank, backend, **kwargs)
+
+
+def init_with_first_local_layer(original, self, model_runner):
+    """Let the attention backend look at a layer that this stage owns.
+
+    Target:       sglang.srt.layers.attention.intel_amx_backend.IntelAMXAttnBackend.__init__   (AROUND)
+    Why:          it reads the value head size from layer 0; on a later stage that is a negative list
+                  index, which PP2 survives by luck and PP3 and more do not (IndexError)
+    How:          while it runs, the KV pool names its own first layer in `full_attention_layer_id_mapping`,
+                  the field the constructor consults for hybrid models; the pool is as before afterwards
+    Upstream:     none known
+    Remove when:  the constructor starts from the pool's `start_layer`
+    """
+    with _first_layer_named(model_runner.token_to_kv_pool):
+        original(self, model_runner)
+
+
+@contextlib.contextmanager
+def _first_layer_named(pool):
+    start_layer = getattr(pool, "start_layer", 0) or 0
+    if start_layer == 0 or hasattr(pool, "full_attention_layer_id_mapping"):
+        yield
+        return
+    pool.full_attention_layer_id_mapping = {start_layer: 0}
+    try:
+        yield
+    finally:
+        del pool.full_attention_layer_id_mapping
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One AROUND hook and the host function it was written against."""
+
+    target: str
+    around: Callable
+    parameters: tuple[str, ...]  # those of the target that the hook names, in order, from the first
+    source_sha256: str  # first 16 hex digits, of the target's source in 0.5.23
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks",
+        keep_intel_amx_backend,
+        ("view",),
+        "3079ae037f4ed53b",
+    ),
+    Hook(
+        "sglang.srt.distributed.parallel_state.init_model_parallel_group",
+        build_group_without_pynccl,
+        ("group_ranks", "local_rank", "backend", "use_pynccl"),
+        "cf0355669ac6af65",
+    ),
+    Hook(
+        "sglang.srt.layers.attention.intel_amx_backend.IntelAMXAttnBackend.__init__",
+        init_with_first_local_layer,
+        ("self", "model_runner"),
+        "78cef79fa3c1d97a",
+    ),
+)
+
+TARGETS = tuple(hook.target for hook in HOOKS)
+
+
+def register(registry) -> None:
+    """Register the hooks; ``registry`` is SGLang's ``HookRegistry``."""
+    from sglang.srt.plugins.hook_registry import HookType
+
+    for hook in HOOKS:
+        registry.register(hook.target, hook.around, HookType.AROUND)
+
+
+def mismatches() -> list[str]:
+    """Why the installed SGLang cannot take the hooks, one line per target; empty when it can.
+
+    Decided by signature, before or after the hooks were applied. Imports the targets' modules.
+    """
+    problems = []
+    for hook in HOOKS:
+        try:
+            found = tuple(inspect.signature(pkgutil.resolve_name(hook.target)).parameters)
+        except (ImportError, AttributeError) as error:
+            problems.append(f"{hook.target}: {error}")
+            continue
+        if found[: len(hook.parameters)] != hook.parameters:
+            problems.append(f"{hook.target}: parameters {found}, expected to start {hook.parameters}")
+    return problems
+
+
+def source_changes() -> list[str]:
+    """Targets whose source is not the one the hooks were written against: time to look for "Remove when"."""
+    return [hook.target for hook in HOOKS if _source_sha256(hook.target) != hook.source_sha256]
+
+
+def _source_sha256(target: str) -> str:
+    source = inspect.getsource(pkgutil.resolve_name(target))
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
