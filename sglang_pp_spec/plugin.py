@@ -9,12 +9,7 @@ def load() -> None:
     """Entry point ``pp_spec``: on with SGLANG_ENABLE_PP_SPEC=1."""
     if os.environ.get("SGLANG_ENABLE_PP_SPEC", "").lower() in ("", "0", "false", "no", "n", "f", "off"):
         return
-    from .core.settings import Settings
-
-    try:
-        settings = Settings.from_environment(os.environ)
-    except ValueError as error:
-        raise SystemExit(f"sglang_pp_spec: {error}") from error
+    settings = _settings()
     from .host.install import install
 
     install(settings)
@@ -26,6 +21,22 @@ def load_cpu_engine() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from .cpu_engine import hooks
+    from .cpu_engine import delays, hooks
 
+    settings = _settings()
     hooks.register(HookRegistry)
+    delays.register(HookRegistry, settings)
+    if settings.count:
+        from .cpu_engine import counting_hooks
+
+        counting_hooks.register(HookRegistry, settings)
+
+
+def _settings():
+    """This process's settings; SGLang swallows every exception of a plugin but ``SystemExit``."""
+    from .core.settings import Settings
+
+    try:
+        return Settings.from_environment(os.environ)
+    except ValueError as error:
+        raise SystemExit(f"sglang_pp_spec: {error}") from error

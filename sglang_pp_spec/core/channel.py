@@ -7,11 +7,13 @@ with gloo it blocks until the frame is there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import PPSpecError
+from .errors import FrameRefused, PPSpecError
 from .layout import FrameLayout
 
 
@@ -29,6 +31,23 @@ class FrameChannel:
         self._buffers: dict[int, Tensor] = {}
         self._work: dict[int, list[dist.Work]] = {}
         self._sent: dict[int, Tensor] = {}
+
+    def open(self) -> None:
+        """Exchange one hello per pair of stages, in a fixed order; ``FrameRefused`` if the layouts differ.
+
+        NCCL connects a pair at its first operation and blocks the host until both sides are there. Left to the
+        first round, a stage that posts its receive before it sends hidden states on would wait for ever.
+        """
+        hello = torch.zeros(self.layout.size, dtype=torch.int64, device=self._device)
+        hello[0, 0] = self.layout.fingerprint
+        if self.is_sender:
+            for rank in self._ranks[:-1]:
+                self._start(dist.isend, hello, rank).wait()
+            return
+        received = torch.zeros_like(hello)
+        self._start(dist.irecv, received, self._ranks[-1]).wait()
+        if not torch.equal(received, hello):
+            raise FrameRefused(f"stage {self.stage} expects frames of {self.layout}, the last stage sends others")
 
     @property
     def is_sender(self) -> bool:
@@ -55,7 +74,7 @@ class FrameChannel:
         self._finish(slot)
         return self._buffers[slot]
 
-    def _start(self, operation, tensor: Tensor, rank: int) -> dist.Work:
+    def _start(self, operation: Callable[..., dist.Work | None], tensor: Tensor, rank: int) -> dist.Work:
         work = operation(tensor, rank, group=self._group)
         if work is None:
             raise PPSpecError(f"rank {rank} is not in the frame channel's group")

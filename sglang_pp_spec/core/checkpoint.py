@@ -141,7 +141,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise PreflightFailure(f"{path} is not JSON ({error})", "fetch the checkpoint again") from None
     if not isinstance(config, dict):
         raise PreflightFailure(f"{path} is not a JSON object", "fetch the checkpoint again")
-    inner = next((config[key] for key in _TEXT_CONFIG_KEYS if isinstance(config.get(key), dict)), {})
+    inner: dict[str, Any] = next((config[k] for k in _TEXT_CONFIG_KEYS if isinstance(config.get(k), dict)), {})
     return {**config, **inner}
 
 

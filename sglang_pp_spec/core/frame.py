@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import FrameRefused
 from .identity import RowIdentity
-from .layout import HEADER_FIELDS, NUM_ACCEPTED, NUM_DRAFTS, FrameLayout
+from .layout import HEADER_FIELDS, NUM_ACCEPTED, NUM_DRAFTS, FrameLayout, TreeShape
 
 
 class FrameKind(IntEnum):
@@ -83,23 +85,33 @@ def begin_frame(
 
     ``num_accepted`` is final for prefill (1 for a row that samples, else 0) and overwritten by verify.
     """
-    if len(identities) != header.num_rows:
-        raise ValueError(f"{len(identities)} identities for a frame of {header.num_rows} rows")
-    if header.num_rows > layout.capacity:
-        raise ValueError(f"a batch of {header.num_rows} rows does not fit a frame of {layout.capacity}")
+    _require_rows(header, identities, layout)
+    if not len(num_accepted) == len(num_drafts) == header.num_rows:
+        raise ValueError(f"{len(num_accepted)} and {len(num_drafts)} counts for a frame of {header.num_rows} rows")
     frame = torch.zeros(layout.size, dtype=torch.int64)
-    frame[0, : len(HEADER_FIELDS)] = torch.tensor(header.words(layout), dtype=torch.int64)
-    if identities:
-        words = [(*i.words, a, d) for i, a, d in zip(identities, num_accepted, num_drafts, strict=True)]
-        frame[1 : 1 + header.num_rows, : NUM_DRAFTS + 1] = torch.tensor(words, dtype=torch.int64)
+    view = frame.numpy()
+    view[0, : len(HEADER_FIELDS)] = header.words(layout)
+    body = view[1 : 1 + header.num_rows]
+    body[:, :NUM_ACCEPTED] = _identity_block(tuple(identities))
+    body[:, NUM_ACCEPTED] = num_accepted
+    body[:, NUM_DRAFTS] = num_drafts
     return frame
 
 
-def check_frame(frame: Tensor, expected: FrameHeader, identities: Sequence[RowIdentity], layout: FrameLayout) -> None:
-    """Refuse ``frame`` (host tensor) unless it is exactly the one that ``expected`` and ``identities`` describe.
+def check_frame(
+    frame: Tensor,
+    expected: FrameHeader,
+    identities: Sequence[RowIdentity],
+    layout: FrameLayout,
+    *,
+    samples: Sequence[bool] | None = None,
+) -> None:
+    """Refuse ``frame`` (host tensor) unless it is exactly the one that the other arguments describe.
 
+    ``samples`` says per row whether the step decides tokens of it; None: every row of the kind may.
     Touches nothing. Raises ``FrameRefused`` naming the first difference.
     """
+    _require_rows(expected, identities, layout)
     if frame.device.type != "cpu":
         raise ValueError("frames are checked on their host copy")
     if tuple(frame.shape) != layout.size or frame.dtype != torch.int64:
@@ -107,46 +119,75 @@ def check_frame(frame: Tensor, expected: FrameHeader, identities: Sequence[RowId
             f"{_name(expected)}: a tensor {tuple(frame.shape)} {frame.dtype} is no frame of layout {layout.size}"
         )
     view = frame.numpy()
-    for field, got, want in zip(HEADER_FIELDS, view[0], expected.words(layout), strict=False):
-        if got != want:
-            raise FrameRefused(f"{_name(expected)}: the frame says {field} {got}, expected {want}")
+    header, wanted = view[0, : len(HEADER_FIELDS)].tolist(), expected.words(layout)
+    if header != wanted:
+        differing = next(i for i in range(len(wanted)) if header[i] != wanted[i])
+        raise FrameRefused(
+            f"{_name(expected)}: the frame says {HEADER_FIELDS[differing]} {header[differing]}, "
+            f"expected {wanted[differing]}"
+        )
     body = view[1 : 1 + expected.num_rows]
-    _check_identities(body, expected, identities)
-    _check_counts(body, expected, layout)
+    if not (body[:, :NUM_ACCEPTED] == _identity_block(tuple(identities))).all():
+        raise FrameRefused(_identity_difference(body, expected, identities))
+    counts = row_counts(body, samples)
+    for count in set(counts):
+        problem = count_problem(*count, expected.kind, layout)
+        if problem:
+            raise FrameRefused(f"{_name(expected)}: row {counts.index(count)} {problem}")
+
+
+def row_counts(body: Any, samples: Sequence[bool] | None) -> list[tuple[int, int, bool | None]]:
+    """(num_accepted, num_drafts, whether the row samples or None) of every row of ``body`` (host array)."""
+    known = [None] * len(body) if samples is None else samples
+    return list(zip(body[:, NUM_ACCEPTED].tolist(), body[:, NUM_DRAFTS].tolist(), known, strict=True))
+
+
+def count_problem(accepted: int, drafts: int, samples: bool | None, kind: FrameKind, layout: FrameLayout) -> str:
+    """What is wrong with a row's counts, "" if nothing; ``samples`` None: not known."""
+    if kind is FrameKind.VERIFY:
+        smallest, largest = 1, layout.shape.max_accepted
+    elif kind is FrameKind.MIDDLE or samples is False:
+        smallest, largest = 0, 0
+    else:
+        smallest, largest = int(samples is True), 1
+    if not smallest <= accepted <= largest:
+        return f"accepted {accepted} tokens, which is not within [{smallest}, {largest}]"
+    if drafts and drafts != layout.shape.num_drafts:
+        return f"carries {drafts} drafts, not 0 or {layout.shape.num_drafts}"
+    if drafts and not accepted:
+        return "carries drafts but sampled no token"
+    return ""
+
+
+def _require_rows(header: FrameHeader, identities: Sequence[RowIdentity], layout: FrameLayout) -> None:
+    if len(identities) != header.num_rows:
+        raise ValueError(f"{len(identities)} identities for a frame of {header.num_rows} rows")
+    if header.num_rows > layout.capacity:
+        raise ValueError(f"a batch of {header.num_rows} rows does not fit a frame of {layout.capacity}")
+
+
+@lru_cache(maxsize=256)
+def _identity_block(identities: tuple[RowIdentity, ...]) -> Any:
+    """[rows, 2] int64 host array of what travels for ``identities``; built once per composition of a batch."""
+    words = [identity.words for identity in identities]
+    block = torch.tensor(words, dtype=torch.int64).reshape(-1, NUM_ACCEPTED).numpy()
+    block.flags.writeable = False
+    return block
 
 
 def _name(header: FrameHeader) -> str:
     return f"step {header.step} slot {header.slot} ({header.kind.name.lower()}, {header.num_rows} rows)"
 
 
-def _check_identities(body, expected: FrameHeader, identities: Sequence[RowIdentity]) -> None:
-    for row, identity in enumerate(identities):
-        digest, incarnation = identity.words
-        if body[row, 0] != digest or body[row, 1] != incarnation:
-            known = {i.words: str(i) for i in identities}
-            got = [known.get((int(r[0]), int(r[1])), f"?{int(r[0]):x}#{int(r[1])}") for r in body]
-            raise FrameRefused(
-                f"{_name(expected)}: row {row} is not {identity}; "
-                f"expected rows {[str(i) for i in identities]}, received {got}"
-            )
-
-
-def _check_counts(body, expected: FrameHeader, layout: FrameLayout) -> None:
-    accepted, drafts = body[:, NUM_ACCEPTED], body[:, NUM_DRAFTS]
-    smallest = 1 if expected.kind is FrameKind.VERIFY else 0
-    largest = layout.shape.max_accepted if expected.kind is FrameKind.VERIFY else 1
-    for row in range(expected.num_rows):
-        if not smallest <= accepted[row] <= largest:
-            raise FrameRefused(
-                f"{_name(expected)}: row {row} accepted {accepted[row]} tokens, "
-                f"which is not within [{smallest}, {largest}]"
-            )
-        if drafts[row] not in (0, layout.shape.num_drafts):
-            raise FrameRefused(
-                f"{_name(expected)}: row {row} carries {drafts[row]} drafts, not 0 or {layout.shape.num_drafts}"
-            )
-        if drafts[row] and not accepted[row]:
-            raise FrameRefused(f"{_name(expected)}: row {row} carries drafts but sampled no token")
+def _identity_difference(body: Any, expected: FrameHeader, identities: Sequence[RowIdentity]) -> str:
+    known = {identity.words: str(identity) for identity in identities}
+    words = [(digest, incarnation) for digest, incarnation in body[:, :NUM_ACCEPTED].tolist()]
+    row = next(i for i, identity in enumerate(identities) if words[i] != identity.words)
+    got = [known.get(word, f"?{word[0]:x}#{word[1]}") for word in words]
+    return (
+        f"{_name(expected)}: row {row} is not {identities[row]}; "
+        f"expected rows {[str(i) for i in identities]}, received {got}"
+    )
 
 
 @dataclass(frozen=True)
@@ -163,7 +204,11 @@ class FramePayload:
 
 
 def fill_rows(frame: Tensor, layout: FrameLayout, payload: FramePayload) -> None:
-    """Write what the forward produced into ``frame`` ([1 + capacity, width] int64) on the frame's device."""
+    """Write what the forward produced into ``frame`` ([1 + capacity, width] int64) on the frame's device.
+
+    A part of another width than the layout's is a ValueError before anything is written: never cut, never spilled.
+    """
+    _check_widths(layout.shape, payload)
     body = frame[1 : 1 + payload.tokens.shape[0]]
     body[:, layout.tokens.start : layout.tokens.start + payload.tokens.shape[1]] = payload.tokens
     if payload.num_accepted is not None:
@@ -179,3 +224,20 @@ def fill_rows(frame: Tensor, layout: FrameLayout, payload: FramePayload) -> None
             body[:, columns] = values
         elif values is not None:
             body[payload.draft_rows, columns] = values.to(torch.int64)
+
+
+def _check_widths(shape: TreeShape, payload: FramePayload) -> None:
+    if not 1 <= payload.tokens.shape[1] <= shape.max_accepted:
+        raise ValueError(f"tokens are {payload.tokens.shape[1]} wide, at most {shape.max_accepted} fit: {shape}")
+    for name, values, width in (
+        ("drafts", payload.drafts, shape.num_drafts),
+        ("parents", payload.parents, shape.num_parents),
+        ("selected", payload.selected, shape.num_drafts),
+        ("accept_index", payload.accept_index, shape.max_accepted),
+    ):
+        if values is None:
+            continue
+        if name != "drafts" and shape.is_chain:
+            raise ValueError(f"a chain carries no {name}")
+        if values.shape[1] != width:
+            raise ValueError(f"{name} are {values.shape[1]} wide, not {width}: {shape}")

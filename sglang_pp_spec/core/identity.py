@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 
 @lru_cache(maxsize=65536)
@@ -14,9 +14,11 @@ def rid_digest(rid: str) -> int:
     return int.from_bytes(raw, "little") >> 1
 
 
-@dataclass(frozen=True, slots=True)
-class RowIdentity:
-    """A request in one life: ``incarnation`` moves on at admission, retraction, resume and id reuse."""
+class RowIdentity(NamedTuple):
+    """A request in one life: ``incarnation`` moves on at admission, retraction, resume and id reuse.
+
+    A tuple, because identities are hashed and compared for every row of every step.
+    """
 
     rid: str
     incarnation: int

@@ -86,7 +86,7 @@ class FrameLayout:
 
     @cached_property
     def width(self) -> int:
-        return max(len(HEADER_FIELDS), self.accept_index.stop)
+        return max(len(HEADER_FIELDS), int(self.accept_index.stop))
 
     @property
     def size(self) -> tuple[int, int]:

@@ -9,8 +9,10 @@ The life of a step: ``launch`` (identities fixed, fence taken) -> frame arrives 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from .errors import FenceViolation, LedgerFault
 from .frame import FrameHeader, FrameKind
@@ -25,16 +27,19 @@ class Launch:
     identities: tuple[RowIdentity, ...]
     samples: tuple[bool, ...]  # per row: does this step decide tokens of it (False: a middle prefill chunk)
 
-    @property
+    @cached_property
     def output_rows(self) -> list[RowIdentity]:
         return [i for i, samples in zip(self.identities, self.samples, strict=True) if samples]
 
 
 @dataclass(slots=True)
 class _Life:
-    """The current incarnation of a request id: whose object it is and how often its state was rebuilt."""
+    """The current incarnation of a request id: whose object it is and how often its state was rebuilt.
 
-    owner: object
+    The owner is not kept alive: a request that ends outside any step (aborted while it waits) is never retired.
+    """
+
+    owner: weakref.ref[object]
     rebuilds: int
     identity: RowIdentity
 
@@ -50,14 +55,25 @@ class Ledger:
         self._lives: dict[str, _Life] = {}
         self._next_incarnation = 1
 
-    def identify(self, rid: str, *, owner: object, rebuilds: int) -> RowIdentity:
-        """The identity of a request now; a new owner or another rebuild count starts a new incarnation."""
+    def identify(self, rid: str, *, owner: object, rebuilds: int, begin: bool = True) -> RowIdentity:
+        """The identity of a request now; a new owner or another rebuild count starts a new incarnation.
+
+        Without ``begin`` no life starts: a request that has none is ``rid#0``, which no launched row ever is.
+        """
         life = self._lives.get(rid)
-        if life is None or life.owner is not owner or life.rebuilds != rebuilds:
-            identity = RowIdentity(rid, self._next_incarnation)
-            self._next_incarnation += 1
-            life = self._lives[rid] = _Life(owner, rebuilds, identity)
+        if life is None or life.rebuilds != rebuilds or life.owner() is not owner:
+            if not begin:
+                return RowIdentity(rid, 0)
+            life = self._begin_life(rid, owner, rebuilds)
         return life.identity
+
+    def _begin_life(self, rid: str, owner: object, rebuilds: int) -> _Life:
+        identity = RowIdentity(rid, self._next_incarnation)
+        self._next_incarnation += 1
+        # The entry goes with its owner; ``retire`` does nothing where another life has begun meanwhile.
+        life = _Life(weakref.ref(owner, lambda _: self.retire(identity)), rebuilds, identity)
+        self._lives[rid] = life
+        return life
 
     def is_current(self, identity: RowIdentity) -> bool:
         life = self._lives.get(identity.rid)
@@ -72,17 +88,21 @@ class Ledger:
         self, *, step: int, slot: int, kind: FrameKind, identities: Sequence[RowIdentity], samples: Sequence[bool]
     ) -> Launch:
         """Note a step as launched and take the fence of every row it decides tokens of."""
-        if self._launched[slot] is not None:
-            raise LedgerFault(f"slot {slot} still holds step {self._launched[slot].header.step}")
+        held = self._launched[slot]
+        if held is not None:
+            raise LedgerFault(f"slot {slot} still holds step {held.header.step}")
         header = FrameHeader(self.epoch, step, slot, kind, len(identities))
         launch = Launch(header, tuple(identities), tuple(samples))
-        for identity in launch.output_rows:
-            if self._in_flight.get(identity, 0) >= self.max_in_flight:
+        rows = launch.output_rows
+        shares = {identity: self._in_flight.get(identity, 0) + 1 for identity in rows}
+        if len(shares) != len(rows):
+            raise FenceViolation(f"step {step} slot {slot}: a request is in this batch twice: {_names(rows)}")
+        for identity, share in shares.items():
+            if share > self.max_in_flight:
                 raise FenceViolation(
                     f"step {step} slot {slot}: {identity} already has {self.max_in_flight} frame(s) in flight"
                 )
-        for identity in launch.output_rows:
-            self._in_flight[identity] = self._in_flight.get(identity, 0) + 1
+        self._in_flight.update(shares)
         self._launched[slot] = launch
         return launch
 
@@ -115,3 +135,7 @@ class Ledger:
                 counted[identity] = counted.get(identity, 0) + 1
         if counted != self._in_flight:
             raise LedgerFault(f"in flight {self._in_flight}, but launched steps say {counted}")
+
+
+def _names(rows: Sequence[RowIdentity]) -> list[str]:
+    return [str(identity) for identity in rows]

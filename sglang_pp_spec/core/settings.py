@@ -23,6 +23,7 @@ class Settings:
     timeline: str = ""  # SGLANG_PP_SPEC_TIMELINE: folder for one JSON-lines file of events per stage, "" = off
     stage_delay_ms: float = 0.0  # SGLANG_PP_SPEC_STAGE_DELAY_MS: CPU engine only, sleep added to a target forward
     draft_delay_ms: float = 0.0  # SGLANG_PP_SPEC_DRAFT_DELAY_MS: CPU engine only, sleep added to a draft
+    count: str = ""  # SGLANG_PP_SPEC_COUNT: CPU engine only, folder for counts of messages and host waits, "" = off
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -33,6 +34,7 @@ class Settings:
             f"{_PREFIX}TIMELINE": ("timeline", lambda _, text: text),
             f"{_PREFIX}STAGE_DELAY_MS": ("stage_delay_ms", _milliseconds),
             f"{_PREFIX}DRAFT_DELAY_MS": ("draft_delay_ms", _milliseconds),
+            f"{_PREFIX}COUNT": ("count", lambda _, text: text),
         }
         unknown = sorted(k for k in environ if k.startswith(_PREFIX) and k not in known)
         if unknown:

@@ -2,8 +2,8 @@
 
 A turn, on stage s of P::
 
-    take requests in, pass them on
     apply the frame of the slot's previous step     the only wait: this slot cannot go on without it
+    take requests in, pass them on
     decide the slot's next batch                    the same decision on every stage
     receive hidden states                           not on stage 0
     launch                                          trees rebuilt, layers run; last stage: verify, extend, draft
@@ -19,25 +19,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from .errors import FrameRefused
 from .frame import FrameKind, FramePayload, begin_frame, check_frame, fill_rows
 from .identity import RowIdentity
 from .layout import FrameLayout
 from .ledger import Launch, Ledger
+from .refusal import affected_rows, degenerate
 from .ring import Operation, turn_operations
 
 Batch = TypeVar("Batch")
 
 
-@dataclass(frozen=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """One request of a batch as the engine sees it."""
 
     rid: str
-    owner: object  # the engine's request object: another one under the same rid is another request
+    owner: object  # the engine's request object, weakly held: another one under the same rid is another request
     rebuilds: int  # how often its state was rebuilt (retractions)
     samples: bool  # False for a middle prefill chunk
 
@@ -49,6 +50,7 @@ class Turn(Generic[Batch]):
     launch: Launch
     batch: Batch
     forward: object = None  # what the engine must remember of the forward, as it was at launch
+    refused_rows: tuple[int, ...] = ()  # rows the frame was wrong for: no token of them reaches a request
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,18 @@ class Engine(Protocol[Batch]):
         """A whole round of slots had nothing to do."""
 
 
+class RefusalPolicy(Protocol[Batch]):
+    """An engine may offer this besides ``Engine``; without it a refused frame stops the stage."""
+
+    def refused(self, turn: Turn[Batch], rows: Sequence[int], reason: FrameRefused) -> bool:
+        """The frame of ``turn`` is wrong for ``rows``: True to go on, after seeing to the end of their requests.
+
+        They must be over on every stage before the slot is scheduled in this turn: elsewhere the frame may have
+        ended them. Only stage 0 can promise that, with the requests it is about to take in and pass on.
+        False stops the stage with ``reason``.
+        """
+
+
 class StageLoop(Generic[Batch]):
     """Runs the turns of one stage."""
 
@@ -150,10 +164,11 @@ class StageLoop(Generic[Batch]):
         proxy: object = None
         frame: Tensor | None = None
         for operation in self.operations:
-            if operation is Operation.TAKE_REQUESTS:
-                self.engine.take_requests()
-            elif operation is Operation.APPLY_FRAME:
+            if operation is Operation.APPLY_FRAME:
                 self.apply(slot)
+            elif operation is Operation.TAKE_REQUESTS:
+                self.engine.enter(slot)  # requests are handled against the slot as applying left it
+                self.engine.take_requests()
             elif operation is Operation.SCHEDULE:
                 turn = self._open_turn(slot)
                 if turn is None:
@@ -179,14 +194,31 @@ class StageLoop(Generic[Batch]):
         turn = self.turns[slot]
         if turn is None:
             return
-        frame = self.transport.fetch(slot)
-        check_frame(frame.host, turn.launch.header, turn.launch.identities, self.layout)
-        self.engine.apply(turn, frame, self.identify(turn.batch))
+        frame = self._checked(turn, self.transport.fetch(slot))
+        live = self._identities(self.engine.rows(turn.batch), begin=False)
+        self.engine.apply(turn, frame, live)
         self.ledger.settle(turn.launch)
         self.turns[slot] = None
         for identity, finished in zip(turn.launch.identities, self.engine.settle(slot, turn), strict=True):
             if finished:
                 self.ledger.retire(identity)
+
+    def _checked(self, turn: Turn[Batch], frame: ArrivedFrame) -> ArrivedFrame:
+        """``frame`` if it is the turn's; else what the engine's policy allows in its place, or ``FrameRefused``."""
+        launch = turn.launch
+        try:
+            check_frame(frame.host, launch.header, launch.identities, self.layout, samples=launch.samples)
+        except FrameRefused as refused:
+            policy = getattr(self.engine, "refused", None)
+            rows = affected_rows(frame.host, launch, self.layout)
+            if policy is None or not policy(turn, rows, refused):
+                raise
+            turn.refused_rows = rows
+            return ArrivedFrame(
+                device=degenerate(frame.device, launch, self.layout, rows),
+                host=degenerate(frame.host, launch, self.layout, rows),
+            )
+        return frame
 
     def drain(self) -> None:
         """Apply every frame in flight, oldest step first: afterwards nothing is in flight."""
@@ -197,20 +229,23 @@ class StageLoop(Generic[Batch]):
 
     def identify(self, batch: Batch) -> list[RowIdentity]:
         """Who the requests of ``batch`` are now, in order."""
-        return [
-            self.ledger.identify(row.rid, owner=row.owner, rebuilds=row.rebuilds) for row in self.engine.rows(batch)
-        ]
+        return self._identities(self.engine.rows(batch))
+
+    def _identities(self, rows: Sequence[BatchRow], begin: bool = True) -> list[RowIdentity]:
+        identify = self.ledger.identify
+        return [identify(row.rid, owner=row.owner, rebuilds=row.rebuilds, begin=begin) for row in rows]
 
     def _open_turn(self, slot: int) -> Turn[Batch] | None:
         batch = self.engine.schedule(slot)
         if batch is None:
             return None
+        rows = self.engine.rows(batch)
         launch = self.ledger.launch(
             step=self.step,
             slot=slot,
             kind=self.engine.kind(batch),
-            identities=self.identify(batch),
-            samples=[row.samples for row in self.engine.rows(batch)],
+            identities=self._identities(rows),
+            samples=[row.samples for row in rows],
         )
         turn = self.turns[slot] = Turn(launch, batch)
         return turn

@@ -15,13 +15,18 @@ from .layout import TreeShape
 
 @dataclass
 class TreeRows:
-    """Rows of proposed tokens, aligned with ``identities``. For a chain the topology is a constant, not data."""
+    """Rows of proposed tokens, aligned with ``identities``. For a chain the topology is a constant, not data.
+
+    A row without drafts (``num_drafts`` 0) is degenerate: its bonus token alone is verified. What stands in its
+    draft columns is filler and must not be accepted, even where the target happens to agree with it.
+    """
 
     shape: TreeShape
     identities: list[RowIdentity]
     tokens: Tensor  # [rows, num_draft_tokens] int64, column 0 = bonus token
     parents: Tensor | None  # [rows, num_parents] int64, None for a chain
     selected: Tensor | None  # [rows, num_draft_tokens - 1] int64, None for a chain
+    num_drafts: Tensor  # [rows] int64, 0 or shape.num_drafts
 
     @classmethod
     def of_frame(cls, rows: FrameRows, shape: TreeShape, identities: Sequence[RowIdentity]) -> TreeRows:
@@ -38,6 +43,7 @@ class TreeRows:
             tokens=torch.cat([bonus, rows.drafts], dim=1),
             parents=None if rows.parents is None else rows.parents.clone(),
             selected=None if rows.selected is None else rows.selected.clone(),
+            num_drafts=rows.num_drafts.clone(),
         )
 
     def filter(self, keep: Sequence[int], keep_device: Tensor) -> None:
@@ -51,6 +57,7 @@ class TreeRows:
             raise ValueError(f"rows of {other.shape} cannot join rows of {self.shape}")
         self.identities = self.identities + other.identities
         self.tokens = torch.cat([self.tokens, other.tokens])
+        self.num_drafts = torch.cat([self.num_drafts, other.num_drafts])
         if self.parents is not None:
             self.parents = torch.cat([self.parents, other.parents])
             self.selected = torch.cat([self.selected, other.selected])
@@ -62,6 +69,7 @@ class TreeRows:
         """
         if newer.identities == self.identities:
             self.tokens, self.parents, self.selected = newer.tokens, newer.parents, newer.selected
+            self.num_drafts = newer.num_drafts
             return
         own = len(self.identities)
         position = {identity: own + i for i, identity in enumerate(newer.identities)}
@@ -79,7 +87,9 @@ class TreeRows:
         missing = [str(i) for i in identities if i not in position]
         if missing:
             raise KeyError(f"no tree for {missing}; trees here: {[str(i) for i in self.identities]}")
-        rows = TreeRows(self.shape, list(identities), self.tokens, self.parents, self.selected)
+        rows = TreeRows(
+            self.shape, list(identities), self.tokens, self.parents, self.selected, num_drafts=self.num_drafts
+        )
         take = torch.tensor([position[i] for i in identities], dtype=torch.int64)
         rows._gather(take.to(self.tokens.device, non_blocking=True))
         return rows
@@ -94,6 +104,6 @@ class TreeRows:
         return parents.repeat(rows, 1), selected.repeat(rows, 1)
 
     def _gather(self, index: Tensor) -> None:
-        self.tokens = self.tokens[index]
+        self.tokens, self.num_drafts = self.tokens[index], self.num_drafts[index]
         if self.parents is not None and self.selected is not None:
             self.parents, self.selected = self.parents[index], self.selected[index]

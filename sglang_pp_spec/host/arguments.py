@@ -66,12 +66,8 @@ REFUSALS = (
         _given("enable_return_hidden_states"),
         "--enable-return-hidden-states: hidden states are not relayed to the stage that answers",
     ),
-    Refusal(
-        "hisparse", _given("enable_hisparse"), "--enable-hisparse commits accepted tokens on the last stage only"
-    ),
-    Refusal(
-        "two-batch-overlap", _given("enable_two_batch_overlap"), "--enable-two-batch-overlap splits verify batches"
-    ),
+    Refusal("hisparse", _given("enable_hisparse"), "--enable-hisparse commits tokens on the last stage only"),
+    Refusal("two-batch-overlap", _given("enable_two_batch_overlap"), "--enable-two-batch-overlap splits batches"),
     Refusal("lora", _given("enable_lora"), "--enable-lora is not verified with a drafter on the last stage"),
     Refusal("pdmux", _given("enable_pdmux"), "--enable-pdmux runs a loop of its own"),
     Refusal(

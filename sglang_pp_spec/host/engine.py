@@ -9,14 +9,16 @@ import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from torch import Tensor
 
+from ..core.apply import apply_frame
 from ..core.frame import FrameKind, FramePayload
 from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
 from ..core.stage_loop import ArrivedFrame, BatchRow
 from ..observe.timeline import Timeline
-from .commit import apply_frame
+from .commit import SchedulerState
 from .extras import collect_extras, send_extras
 from .payload import frame_payload
+from .proxy import ProxyLink
 from .reserve import reserve_draft_slots
 from .rows import kind_of, sampling_rows
 from .turn import ForwardRecord, StageTurn, record_of
@@ -29,38 +31,47 @@ class SchedulerEngine:
         self.scheduler = scheduler
         self.layout = layout
         self.timeline = timeline
+        self.state = SchedulerState(scheduler, layout)
+        self.proxy_link = ProxyLink(scheduler, layout.shape.num_draft_tokens)
         self._request_sends: deque[list] = deque()
+        self._scheduled: ScheduleBatch | None = None
 
     def enter(self, slot: int) -> None:
         """SGLang's loops keep the batch of the current turn on the scheduler; requests are handled against it."""
+        self.timeline.slot = slot
         self.scheduler.running_batch = self.scheduler.running_mbs[slot]
         self.scheduler.last_batch = self.scheduler.last_mbs[slot]
 
     def take_requests(self) -> None:
         """Requests reach every stage in the turn of the same number."""
         scheduler = self.scheduler
-        requests = scheduler.ingest_requests()
-        if scheduler.pp_group.is_last_rank:
-            return
-        self._request_sends.append(scheduler._pp_send_pyobj_to_next_stage(requests, async_send=True))
-        if len(self._request_sends) > scheduler.pp_loop_size:
-            scheduler._pp_commit_comm_work(self._request_sends.popleft())
+        with self.timeline.span("requests"):
+            requests = scheduler.ingest_requests()
+            if scheduler.pp_group.is_last_rank:
+                return
+            self._request_sends.append(scheduler._pp_send_pyobj_to_next_stage(requests, async_send=True))
+            if len(self._request_sends) > scheduler.pp_loop_size:
+                scheduler._pp_commit_comm_work(self._request_sends.popleft())
 
     def schedule(self, slot: int) -> ScheduleBatch | None:
         """The host's own scheduling; nothing while the engine is paused. Reserves KV for the drafts of prompts."""
         scheduler = self.scheduler
         self.enter(slot)
+        self._scheduled = scheduler.mbs[slot] = None
         if scheduler._engine_paused:
-            scheduler.mbs[slot] = None
             return None
-        scheduler.open_slot(scheduler.running_batch)
-        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
-        scheduler.running_batch = scheduler.running_mbs[slot] = plan.running_batch
-        batch = scheduler.mbs[slot] = scheduler.cur_batch_for_debug = plan.batch_to_run or None
-        if batch is None:
-            scheduler.last_mbs[slot] = None
-        elif batch.forward_mode.is_extend():
-            reserve_draft_slots(batch)
+        with self.timeline.span("schedule"):
+            scheduler.open_slot(scheduler.running_batch)
+            plan = scheduler.get_next_batch_to_run(
+                running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+            )
+            scheduler.running_batch = scheduler.running_mbs[slot] = plan.running_batch
+            batch = plan.batch_to_run or None
+            if batch is None:
+                scheduler.last_mbs[slot] = None
+            elif batch.forward_mode.is_extend():
+                reserve_draft_slots(batch)
+        self._scheduled = scheduler.mbs[slot] = scheduler.cur_batch_for_debug = batch
         return batch
 
     def rows(self, batch: ScheduleBatch) -> list[BatchRow]:
@@ -75,14 +86,17 @@ class SchedulerEngine:
 
     def receive_proxy(self) -> object:
         """Hidden states of the batch that was just scheduled, from the previous stage."""
-        return self.scheduler._pp_recv_proxy_tensors()
+        assert self._scheduled is not None
+        with self.timeline.span("receive"):
+            return self.proxy_link.receive(self._scheduled)
 
     def run(self, turn: StageTurn, proxy: object) -> tuple[FramePayload, Sequence[int]] | None:
         """The host's ``run_batch`` on the forward stream; it rebuilds the trees through our scheduler's override."""
         scheduler, batch, header = self.scheduler, turn.batch, turn.launch.header
         record = turn.forward = ForwardRecord.before(batch)
+        record.proxy = proxy
         outcome = None
-        with self.timeline.span(header.kind.name.lower(), header.slot, header.step), scheduler.forward_stream_ctx:
+        with self.timeline.span(header.kind.name.lower(), header.step), scheduler.forward_stream_ctx:
             scheduler._pp_wait_forward_dependencies()
             result = scheduler.run_batch(batch, proxy)
             if batch.forward_mode.is_extend():
@@ -113,17 +127,14 @@ class SchedulerEngine:
             with scheduler.forward_stream_ctx:
                 tensors = {name: tensor.clone() for name, tensor in tensors.items()}
                 record.launched.record(scheduler.device_module.current_stream())
-        record.sends.append(
-            scheduler._pp_send_dict_to_next_stage(
-                tensors, async_send=True, msg_type="proxy", ready_event=record.launched
-            )
-        )
+        with self.timeline.span("send", turn.launch.header.step):
+            record.sends.append(self.proxy_link.send(turn.batch, tensors, record.launched))
 
     def apply(self, turn: StageTurn, frame: ArrivedFrame, live: Sequence[RowIdentity]) -> None:
         """Commit, fold and account; see ``host/commit.py``."""
         header = turn.launch.header
-        with self.timeline.span("apply", header.slot, header.step):
-            apply_frame(self.scheduler, turn, frame, self.layout, list(live))
+        with self.timeline.span("apply", header.step):
+            apply_frame(self.state, turn, frame, self.layout, live)
 
     def settle(self, slot: int, turn: StageTurn) -> list[bool]:
         """The launched batch becomes the slot's last batch; its sends are over, since its frame is here."""

@@ -67,16 +67,18 @@ class PPSpecScheduler(Scheduler):
         if not self.runs_pp_spec:
             return super().event_loop_pp()
         self.stage_loop = self._open_stage_loop()
-        while True:
+        while not self.gracefully_exit:
             self.stage_loop.run_round()
 
     def _open_stage_loop(self) -> StageLoop[ScheduleBatch]:
         self.init_pp_loop_state()
         stage, num_stages = self.pp_group.rank_in_group, self.pp_group.world_size
         layout = frame_layout()
-        transport = FrameTransport(self, layout)
+        timeline = Timeline.open(self.settings.timeline, stage)
+        transport = FrameTransport(self, layout, timeline)
+        transport.channel.open()
         loop = StageLoop(
-            SchedulerEngine(self, layout, Timeline.open(self.settings.timeline, stage)),
+            SchedulerEngine(self, layout, timeline),
             transport,
             layout,
             stage=stage,
@@ -123,13 +125,14 @@ class PPSpecScheduler(Scheduler):
 
     def open_slot(self, running_batch: ScheduleBatch) -> None:
         """A slot that was full by its share is open again once the share has grown."""
-        if len(running_batch.reqs) < self._fair_share():
+        if self.waiting_queue and len(running_batch.reqs) < self._fair_share():
             running_batch.batch_is_full = False
 
     def _fair_share(self) -> int:
         """Requests per slot if all that run or wait were spread over as many slots as there are stages."""
-        running = sum(len(batch.reqs) for batch in self.running_mbs)
-        return max(1, -(-(running + len(self.waiting_queue)) // self.pp_group.world_size))
+        batches = (*self.running_mbs, *self.mbs)  # a prefill in flight is in ``mbs`` alone
+        live = {req for batch in batches if batch is not None for req in batch.reqs if not req.finished()}
+        return max(1, -(-(len(live) + len(self.waiting_queue)) // self.pp_group.world_size))
 
     def pause_generation(self, recv_req) -> None:
         """Retract on pause touches every slot, after all frames in flight were applied.

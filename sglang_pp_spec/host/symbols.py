@@ -62,9 +62,7 @@ SYMBOLS = (
     _row("mem_cache.allocation_sizing.get_alloc_len_per_decode", "call", "", "reserve"),
     _row("mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "call", "", "reserve"),
     _row("mem_cache.allocation_sizing.page_aligned_decode_alloc_lens", "call", "reqs reserve page_size", "reserve"),
-    _row(
-        "speculative.eagle_worker_v2.EAGLEWorkerV2", "class", "server_args gpu_id nccl_port target_worker", "drafter"
-    ),
+    _row("speculative.eagle_worker_v2.EAGLEWorkerV2", "class", "server_args gpu_id target_worker", "drafter"),
     _row(
         "speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation",
         "override",

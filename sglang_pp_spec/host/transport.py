@@ -15,14 +15,16 @@ from torch import Tensor
 from ..core.channel import FrameChannel
 from ..core.layout import FrameLayout
 from ..core.stage_loop import ArrivedFrame
+from ..observe.timeline import Timeline
 
 
 class FrameTransport:
     """The frame channel of one scheduler, with the streams it runs on."""
 
-    def __init__(self, scheduler, layout: FrameLayout) -> None:
+    def __init__(self, scheduler, layout: FrameLayout, timeline: Timeline) -> None:
         pp_group = scheduler.pp_group
         self._scheduler = scheduler
+        self._timeline = timeline
         self._on_gpu = torch.device(scheduler.device).type != "cpu"
         self.channel = FrameChannel(
             layout,
@@ -53,13 +55,14 @@ class FrameTransport:
 
     def fetch(self, slot: int) -> ArrivedFrame:
         """The slot's frame, readable on device and host: the one host wait of a round."""
-        if self.channel.is_sender:
-            arrived, copied = self._local.pop(slot)
-        else:
-            with self._scheduler.copy_stream_ctx:
-                arrived, copied = self._read_back(self.channel.receive(slot))
-        if copied is not None:
-            copied.synchronize()
+        with self._timeline.span("wait"):
+            if self.channel.is_sender:
+                arrived, copied = self._local.pop(slot)
+            else:
+                with self._scheduler.copy_stream_ctx:
+                    arrived, copied = self._read_back(self.channel.receive(slot))
+            if copied is not None:
+                copied.synchronize()
         return arrived
 
     def _read_back(self, frame: Tensor) -> tuple[ArrivedFrame, object]:

@@ -22,6 +22,7 @@ class ForwardRecord:
     snapshot: ScheduleBatch  # ``ScheduleBatch.copy()`` right after the forward was launched
     result: GenerationBatchResult
     launched: object  # event at the end of the forward
+    proxy: object = None  # received hidden states: their memory must not be reused before the forward read them
     extras: dict | None = None  # logprobs, on the last stage
     sends: list[list] = field(default_factory=list)  # sends in progress, waited for when the turn ends
 
@@ -44,16 +45,6 @@ class ForwardRecord:
         self.snapshot.req_pool_indices = batch.req_pool_indices.clone()
         self.snapshot.tree_cache = batch.tree_cache
         self.result, self.launched = result, launched
-
-    def owns_row(self, row: int) -> bool:
-        """Whether the row's request is still the one this step ran for: not retracted since, not finished.
-
-        An aborted middle chunk counts as owned: SGLang drains its chunk counter when the result is processed.
-        """
-        req = self.reqs[row]
-        if req.retraction_count != self.rebuilds[row] or req.is_retracted:
-            return False
-        return not req.finished() or req.inflight_middle_chunks > 0
 
 
 StageTurn = Turn[ScheduleBatch]

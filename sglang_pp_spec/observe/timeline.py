@@ -15,6 +15,7 @@ class Timeline:
 
     def __init__(self, stage: int, sink: TextIO | None) -> None:
         self.stage = stage
+        self.slot = -1  # the slot whose turn it is
         self._sink = sink
 
     @classmethod
@@ -27,19 +28,14 @@ class Timeline:
         return cls(stage, (path / f"stage{stage}.jsonl").open("w", buffering=1))
 
     @contextlib.contextmanager
-    def span(self, name: str, slot: int, step: int) -> Iterator[None]:
+    def span(self, name: str, step: int | None = None) -> Iterator[None]:
         """Record how long the block took. On a GPU this is host time, not device time."""
         if self._sink is None:
             yield
             return
         start = time.monotonic()
-        yield
-        record = {
-            "stage": self.stage,
-            "name": name,
-            "slot": slot,
-            "step": step,
-            "start": start,
-            "end": time.monotonic(),
-        }
-        self._sink.write(json.dumps(record) + "\n")
+        try:
+            yield
+        finally:
+            record = {"stage": self.stage, "name": name, "slot": self.slot, "step": step}
+            self._sink.write(json.dumps(record | {"start": start, "end": time.monotonic()}) + "\n")

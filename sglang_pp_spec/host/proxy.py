@@ -1,0 +1,124 @@
+"""Hidden states from a stage to the next ("proxy tensors"), without a message that describes them.
+
+SGLang sends a pickled description with every proxy, and the receiving host waits for it before it can prepare its own
+forward. In a verify round both ends know the shapes: tokens = rows x draft tokens, the rest is the model's. So the
+first verify proxy goes the host's way and teaches both ends the layout; later ones are tensors alone, received on a
+stream of their own while the host prepares the forward. Prefill steps, whose tensors may vary, keep the host's way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from sglang.srt.distributed.parallel_state import P2PWork
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
+from torch import Tensor
+
+from ..core.errors import PPSpecError
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """One proxy tensor: [tokens, *trailing] of ``dtype``."""
+
+    name: str
+    dtype: torch.dtype
+    trailing: tuple[int, ...]
+
+
+class ProxyLink:
+    """This stage's ends of the links to its neighbours."""
+
+    def __init__(self, scheduler, num_draft_tokens: int) -> None:
+        self.scheduler = scheduler
+        self.num_draft_tokens = num_draft_tokens
+        self._layouts: dict[str, tuple[TensorLayout, ...] | None] = {}  # per direction; None: no common layout
+        self._on_gpu = torch.device(scheduler.device).type != "cpu"
+        self._streams = {way: self._new_stream() for way in ("in", "out")}
+
+    def receive(self, batch: ScheduleBatch) -> PPProxyTensors | None:
+        """Hidden states of ``batch`` from the previous stage; on a GPU the forward stream waits, not the host."""
+        layout = self._layout("in", batch)
+        if layout is None:
+            proxy = self.scheduler._pp_recv_proxy_tensors()
+            self._learn("in", batch, proxy.tensors)
+            return proxy
+        with self._stream("in") as stream:
+            tensors = {part.name: self._receive_one(part, self._num_tokens(batch)) for part in layout}
+            if stream is not None:
+                self.scheduler.pp_proxy_recv_event = self.scheduler.device_module.Event()
+                self.scheduler.pp_proxy_recv_event.record(stream)
+        return PPProxyTensors(tensors)
+
+    def send(self, batch: ScheduleBatch, tensors: dict[str, Tensor], launched) -> list[P2PWork]:
+        """Start sending ``tensors`` to the next stage behind the event ``launched``; keep the returned work."""
+        layout = self._layout("out", batch)
+        if layout is None:
+            self._learn("out", batch, tensors)
+            return self.scheduler._pp_send_dict_to_next_stage(
+                tensors, async_send=True, msg_type="proxy", ready_event=launched
+            )
+        if _layout_of(tensors, self._num_tokens(batch)) != layout:
+            raise PPSpecError(f"hidden states changed their layout: {layout} became {list(tensors)}")
+        with self._stream("out") as stream:
+            if stream is not None:
+                stream.wait_event(launched)
+            return [self._send_one(tensors[part.name]) for part in layout]
+
+    def _layout(self, way: str, batch: ScheduleBatch) -> tuple[TensorLayout, ...] | None:
+        return None if batch.forward_mode.is_extend() else self._layouts.get(way)
+
+    def _learn(self, way: str, batch: ScheduleBatch, tensors: dict[str, Tensor]) -> None:
+        """Both ends see the same first verify proxy and so come to the same layout."""
+        if not batch.forward_mode.is_extend() and way not in self._layouts:
+            self._layouts[way] = _layout_of(tensors, self._num_tokens(batch))
+
+    def _num_tokens(self, batch: ScheduleBatch) -> int:
+        return len(batch.reqs) * self.num_draft_tokens
+
+    def _receive_one(self, part: TensorLayout, num_tokens: int) -> Tensor:
+        whole = torch.empty((num_tokens, *part.trailing), dtype=part.dtype, device=self.scheduler.device)
+        mine, group = self._share(whole), self.scheduler.pp_group
+        dist.irecv(mine, group.ranks[group.rank_in_group - 1], group=self._group(whole)).wait()
+        if mine.numel() == whole.numel():
+            return whole
+        return self.scheduler.attn_tp_group.all_gather(mine, dim=0).reshape(whole.shape)
+
+    def _send_one(self, whole: Tensor) -> P2PWork:
+        mine, group = self._share(whole).contiguous(), self.scheduler.pp_group
+        return P2PWork(dist.isend(mine, group.ranks[group.rank_in_group + 1], group=self._group(whole)), mine)
+
+    def _share(self, whole: Tensor) -> Tensor:
+        """What this tensor-parallel rank moves of a tensor: like the host, an equal share where it divides."""
+        tp_group = self.scheduler.attn_tp_group
+        if tp_group.world_size == 1 or whole.numel() % tp_group.world_size:
+            return whole
+        return whole.reshape(tp_group.world_size, -1)[tp_group.rank_in_group]
+
+    def _group(self, tensor: Tensor) -> dist.ProcessGroup:
+        group = self.scheduler.pp_group
+        return group.cpu_group if tensor.is_cpu else group.device_group
+
+    def _new_stream(self):
+        return self.scheduler.device_module.Stream() if self._on_gpu else None
+
+    @contextlib.contextmanager
+    def _stream(self, way: str):
+        stream = self._streams[way]
+        if stream is None:
+            yield None
+            return
+        with self.scheduler.device_module.stream(stream):
+            yield stream
+
+
+def _layout_of(tensors: dict[str, Tensor], num_tokens: int) -> tuple[TensorLayout, ...] | None:
+    """The layout of a proxy whose tensors all are [num_tokens, ...]; None if one is not."""
+    parts = {name: tensor for name, tensor in tensors.items() if torch.is_tensor(tensor)}
+    if any(tensor.dim() < 1 or tensor.shape[0] != num_tokens for tensor in parts.values()):
+        return None
+    return tuple(TensorLayout(name, tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in parts.items())

@@ -1,0 +1,57 @@
+"""Shared servers: plain speculation answers every workload once per tree shape, then one plugin server at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from workloads import CHUNK, WORKLOADS, ask_all
+
+from sglang_pp_spec.server import Reply, Server, ServerSpec
+from sglang_pp_spec.tiny import DRAFT_PATH, TARGET_PATH
+
+CHAIN = ServerSpec(str(TARGET_PATH), str(DRAFT_PATH), extra_args=("--chunked-prefill-size", str(CHUNK)))
+TREE = replace(CHAIN, topk=2, num_draft_tokens=4)
+
+
+def depth(spec: ServerSpec, value: int) -> ServerSpec:
+    """``spec`` with more slots than stages."""
+    return replace(spec, extra_args=(*spec.extra_args, "--pp-async-batch-depth", str(value)))
+
+
+ARMS = {
+    "pp2-chain": replace(CHAIN, pp=2, mode="plugin"),
+    "pp2-tree": replace(TREE, pp=2, mode="plugin"),
+    "pp3-tree-depth1": depth(replace(TREE, pp=3, mode="plugin"), 1),
+    "pp4-chain": replace(CHAIN, pp=4, mode="plugin"),
+    "pp2-chain-depth2": depth(replace(CHAIN, pp=2, mode="plugin"), 2),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A running plugin server and what plain speculation of the same tree shape replied to every workload."""
+
+    name: str
+    server: Server
+    reference: dict[str, list[Reply]]
+
+
+@pytest.fixture(scope="session")
+def references() -> dict[int, dict[str, list[Reply]]]:
+    """topk -> workload -> replies of plain EAGLE, one server start per topk."""
+    found: dict[int, dict[str, list[Reply]]] = {}
+    for spec in (CHAIN, TREE):
+        with Server(spec) as server:
+            found[spec.topk] = {name: ask_all(server, make()) for name, make in WORKLOADS.items()}
+    return found
+
+
+@pytest.fixture(scope="session", params=ARMS)
+def arm(request: pytest.FixtureRequest, references: dict[int, dict[str, list[Reply]]]) -> Iterator[Arm]:
+    """One plugin server after the other; pytest runs all tests of a server before it starts the next."""
+    spec = ARMS[request.param]
+    with Server(spec) as server:
+        yield Arm(request.param, server, references[spec.topk])
+        assert server.is_alive(), f"the server died during its tests\n{server.log_tail()}"

@@ -1,0 +1,139 @@
+"""PP x EAGLE through the plugin against plain EAGLE, on the real server: same tokens, same acceptance, same rounds.
+
+The bonus token is always accepted, so text stays right when every draft is lost; verify rounds do not.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from conftest import CHAIN, Arm
+from workloads import (
+    CHUNK,
+    Ask,
+    accept_length,
+    accuracy,
+    ask_all,
+    ask_with_aborts,
+    assert_same,
+    few_shot,
+    long_prompts,
+    questions,
+    rounds,
+    staggered,
+    unequal_mix,
+)
+from workloads import constrained as constrained_workload
+
+from sglang_pp_spec.server import Reply, Server, ServerError
+from sglang_pp_spec.tiny import problems
+
+
+class TestPPSpecConsistency:
+    """Every test runs on every arm: PP 2, 3, 4, chain and tree, depth 0, 1, 2."""
+
+    def test_accuracy_acceptance_tokens_and_rounds_equal_plain_speculation(self, arm: Arm) -> None:
+        replies, plain = ask_all(arm.server, questions()), arm.reference["questions"]
+        assert accuracy(replies) >= 0.9
+        assert accept_length(plain) >= 2.0, "plain speculation accepts too little to show a lost tree"
+        assert_same(replies, plain)
+        assert accept_length(replies) == pytest.approx(accept_length(plain))
+
+    def test_a_prompt_of_more_than_three_chunks_seeds_no_round_before_its_last_chunk(self, arm: Arm) -> None:
+        arm.server.flush_cache(timeout_s=10)
+        replies = ask_all(arm.server, long_prompts())
+        for reply in replies:
+            uncached = reply.meta["prompt_tokens"] - reply.meta["cached_tokens"]
+            assert uncached > 3 * CHUNK, "the prompt was not chunked"
+        assert_same(replies, arm.reference["long_prompts"])
+
+    def test_requests_that_join_and_finish_mid_flight_change_nothing_for_the_others(self, arm: Arm) -> None:
+        assert_same(ask_all(arm.server, staggered()), arm.reference["staggered"])
+
+    def test_two_unequal_mixes_at_once_keep_their_rows_apart(self, arm: Arm) -> None:
+        assert_same(ask_all(arm.server, unequal_mix()), arm.reference["unequal_mix"])
+
+    def test_aborted_requests_leave_the_others_as_they_are(self, arm: Arm) -> None:
+        victims = [Ask(few_shot(1, seed=20 + i), max_new_tokens=1500) for i in range(3)]
+        replies, aborted = ask_with_aborts(arm.server, staggered(), victims)
+        assert [reply.finish_reason for reply in aborted] == ["abort"] * 3, "nothing was aborted mid-way"
+        assert_same(replies, arm.reference["staggered"])
+
+    def test_a_cached_prefix_gives_the_same_reply(self, arm: Arm) -> None:
+        ask_all(arm.server, long_prompts())
+        replies = ask_all(arm.server, long_prompts())
+        assert all(reply.meta["cached_tokens"] > CHUNK for reply in replies), "no prefix was reused"
+        assert_same(replies, arm.reference["long_prompts"])
+
+    def test_structured_output_follows_its_grammar_and_equals_plain_speculation(self, arm: Arm) -> None:
+        replies = ask_all(arm.server, constrained_workload())
+        assert re.fullmatch(r" [A-Z][a-z]+ has [0-9]{1,3}\.", replies[0].text)
+        assert_same(replies, arm.reference["constrained"])
+
+    def test_a_cut_off_request_pauses_and_resumes_without_losing_or_repeating_a_token(self, arm: Arm) -> None:
+        """Retract on pause used to reach one slot only, and a chunk still in flight came back to a new life."""
+        asks = [Ask(few_shot(5, seed=seed), max_new_tokens=48, ignore_eos=True) for seed in range(6)]
+        undisturbed = ask_all(arm.server, asks)
+        arm.server.flush_cache(timeout_s=10)
+        disturbed = _ask_while_pausing(arm.server, asks)
+        assert [r.token_ids for r in disturbed] == [r.token_ids for r in undisturbed]
+
+
+class TestPPSpecPressure:
+    """Retraction under KV pressure, on a server whose pool is too small for what runs on it."""
+
+    def test_requests_retracted_under_kv_pressure_resume_and_reply_the_same(self) -> None:
+        asks = [Ask(problems.prompt(p.question), 160, ignore_eos=True) for p in problems.held_out(8, seed=5)]
+        with Server(CHAIN) as plain:
+            reference = ask_all(plain, asks)
+        pressed = replace(CHAIN, pp=2, mode="plugin", extra_args=(*CHAIN.extra_args, "--max-total-tokens", "1100"))
+        with Server(pressed) as server:
+            replies = ask_all(server, asks)
+            retracted = server.log().count("Retract requests")
+            assert server.is_alive()
+        assert retracted > 0, "the pool was large enough after all"
+        assert [r.token_ids for r in replies] == [r.token_ids for r in reference]
+        # A resume starts from a prefill, which may cut one round into two.
+        assert rounds(reference) <= rounds(replies) <= rounds(reference) + 2 * retracted + len(asks)
+
+
+class TestPPSpecGate:
+    """What the plugin refuses, it refuses at start, with the reason, before a model is loaded."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "reason"),
+        [
+            (("--enable-mixed-chunk",), "mixed-chunk"),
+            (("--speculative-adaptive",), "speculative-adaptive"),
+            (("--speculative-algorithm", "EAGLE3"), "EAGLE3 is not supported"),
+        ],
+    )
+    def test_an_unsupported_combination_ends_the_server_with_its_reason(
+        self, arguments: tuple[str, ...], reason: str
+    ) -> None:
+        spec = replace(CHAIN, pp=2, mode="plugin", extra_args=(*CHAIN.extra_args, *arguments))
+        with pytest.raises(ServerError, match=re.escape(reason)) as failure:
+            Server(spec, start_timeout_s=120).start()
+        assert "Load weight" not in str(failure.value), "a model was loaded before the refusal"
+
+
+def _ask_while_pausing(server: Server, asks: list[Ask]) -> list[Reply]:
+    """Replies of ``asks`` while generation is paused with retract and continued, several times."""
+    import threading
+    import time
+
+    def disturb() -> None:
+        for _ in range(4):
+            time.sleep(0.35)
+            server.pause_generation("retract")
+            time.sleep(0.1)
+            server.continue_generation()
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        return ask_all(server, asks)
+    finally:
+        thread.join(timeout=60)

@@ -1,0 +1,66 @@
+"""The virtual-time model of the loop: limits that follow by hand, and a measured point."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmark.simulate import TOLERANCE, Hang, Pipeline, check, simulate
+from sglang_pp_spec.core import ring
+
+MEASURED = sorted((Path(__file__).parents[2] / "benchmark" / "results").glob("schedule-*.json"))
+
+
+def test_equal_stages_with_all_slots_busy_are_at_the_floor_but_for_the_first_and_last_step():
+    """Without host time and hops a stage never waits once the pipeline is full."""
+    outcome = simulate(Pipeline(busy=(0.2,) * 4, slots=4, rounds=50))
+    assert outcome.cycle == pytest.approx(4 * 0.2)
+    assert outcome.wall == pytest.approx(outcome.floor)
+
+
+def test_one_request_alone_takes_the_sum_of_its_stages_each_round():
+    outcome = simulate(Pipeline(busy=(0.1, 0.2, 0.3), slots=1, rounds=10))
+    assert outcome.cycle == pytest.approx(0.6)
+    assert outcome.wall == pytest.approx(6.0)
+
+
+def test_the_slowest_stage_with_its_draft_sets_the_cycle():
+    outcome = simulate(Pipeline(busy=(0.1, 0.1, 0.15), slots=3, rounds=40))
+    assert outcome.cycle == pytest.approx(3 * 0.15)
+    assert max(outcome.utilisation) == outcome.utilisation[-1] > 0.95
+
+
+def test_fewer_slots_than_stages_leave_stages_idle():
+    outcome = simulate(Pipeline(busy=(0.1,) * 4, slots=2, rounds=40))
+    assert outcome.cycle == pytest.approx(4 * 0.1)
+    assert max(outcome.utilisation) < 0.55
+
+
+def test_hops_lengthen_the_round_of_a_single_request_by_one_hop_per_stage():
+    """Each stage sends once a round: proxies between neighbours, and the frame back to the first."""
+    outcome = simulate(Pipeline(busy=(0.1,) * 3, slots=1, rounds=10, hop=0.01))
+    assert outcome.cycle == pytest.approx(3 * 0.1 + 3 * 0.01)
+
+
+@pytest.mark.timeout(60)
+def test_sixty_four_stages_go_through():
+    outcome = simulate(Pipeline(busy=(0.01,) * 64, slots=64, rounds=10))
+    assert outcome.cycle == pytest.approx(0.64)
+
+
+def test_a_schedule_that_receives_before_its_peer_sends_is_reported_as_a_hang(monkeypatch):
+    """Stage 0 would wait for hidden states that nobody sends it."""
+    operations = ring.turn_operations
+
+    def wrong(stage, num_stages):
+        return (ring.Operation.RECEIVE_PROXY, *operations(stage, num_stages))
+
+    monkeypatch.setattr("benchmark.simulate.turn_operations", wrong)
+    with pytest.raises(Hang, match="stage 0 waits for"):
+        simulate(Pipeline(busy=(0.1, 0.1)))
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_the_model_is_within_ten_percent_of_what_was_measured(path):
+    for name, ratio in check(json.loads(path.read_text())).items():
+        assert abs(ratio - 1) <= TOLERANCE, f"{name}: simulated is {ratio:.2f} of measured"
