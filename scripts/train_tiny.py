@@ -130,7 +130,7 @@ def descend(loss: Tensor, model: nn.Module, opts: list) -> None:
 
 
 def train_target(seed: int, steps: int, lr: float, start: Path | None = None) -> LlamaForCausalLM:
-    """Train the target, from scratch or from a checkpoint; the last fifth of the steps mixes in long rows."""
+    """Train the target, from scratch or from a checkpoint; the last tenth of the steps mixes in long rows."""
     torch.manual_seed(seed)
     if start is None:
         model = LlamaForCausalLM(LlamaConfig(**SHAPE, num_hidden_layers=6))
@@ -139,7 +139,7 @@ def train_target(seed: int, steps: int, lr: float, start: Path | None = None) ->
     opts, data = optimizers(model, steps, lr), Rows(seed)
     bar = tqdm(range(steps), desc="target", mininterval=5)
     for step in bar:
-        long = step > 0.8 * steps and step % 4 == 0
+        long = step > 0.9 * steps and step % 4 == 0
         tokens, labels, weights = data.take(2, LONG) if long else data.take(8, SHORT)
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=tokens, use_cache=False).logits
@@ -271,8 +271,10 @@ def acceptance(
         tokens = torch.tensor([[*prompt.encode(), *reply, *[PAD] * (steps + 1)]])
         hidden = target.model(input_ids=tokens, use_cache=False).last_hidden_state
         outputs = head.unroll(target.model.embed_tokens(tokens[:, 1:]), hidden[:, :-1], steps)
+        roots = outputs[0].shape[1] - 1
         hits = [
-            target.lm_head(o).argmax(-1)[0] == tokens[0, d : d + o.shape[1]] for d, o in enumerate(outputs, 2)
+            target.lm_head(o[:, :-1]).argmax(-1)[0] == tokens[0, d : d + roots]
+            for d, o in enumerate(outputs, 2)
         ]
         last, end = len(prompt), len(prompt) + len(reply) - 1  # the last token known, and EOS
         while last < end:
@@ -329,9 +331,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=TARGET_PATH.parent, help="folder of target/ and draft/")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=Path, help="a target checkpoint to train on from")
-    parser.add_argument("--steps", type=int, default=1000, help="of the target")
+    parser.add_argument("--steps", type=int, default=3200, help="of the target")
     parser.add_argument("--lr", type=float, default=1.5e-2, help="of the target")
-    parser.add_argument("--draft-steps", type=int, default=400)
+    parser.add_argument("--draft-steps", type=int, default=200)
     parser.add_argument("--draft-lr", type=float, default=1e-2)
     parser.add_argument("--held-out", type=int, default=1000, help="problems to measure on")
     args = parser.parse_args()

@@ -33,10 +33,12 @@ from torch.utils._pytree import tree_leaves
 
 _HOST = "_pp_spec_on_host"
 _FACTORIES = ("tensor", "arange", "empty", "zeros", "ones", "full", "frombuffer", "from_numpy", "as_tensor", "rand")
+_METADATA = ("numel", "nelement", "size", "stride", "dim", "ndimension", "storage_offset", "element_size", "__len__")
+_METADATA += ("is_contiguous", "is_floating_point", "is_complex", "untyped_storage", "data_ptr", "is_pinned")
 _READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
 _WATCHED_TENSORS = 256
 # No call site of a wait is looked for in these; the last ones stand for kernels or plan for a backend.
-_TRANSPARENT = ("/torch/", "/contextlib.py", "/functools.py", "cpu_engine/counting.py", "plugins/hook_registry.py")
+_TRANSPARENT = ("/torch/", "/contextlib.py", "/functools.py", "cpu_engine/counting", "plugins/hook_registry.py")
 _KERNELS = ("sglang_pp_spec/cpu_engine/", "sgl_kernel", "srt/layers/", "srt/models/", "srt/model_executor/")
 
 
@@ -125,7 +127,7 @@ class WaitWatcher(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if name == "__get__" or not (tensors or name in _FACTORIES):
+        if name == "__get__" or name in _METADATA or not (tensors or name in _FACTORIES):
             return func(*args, **kwargs)
         result = self._call(func, name, tensors, args, kwargs)
         self._note_reads(name, tensors, result)
@@ -212,7 +214,8 @@ def _call_site(kernels_too: bool = False) -> FrameType | None:
         return frame
     caller = frame
     while caller is not None:
-        if any(part in caller.f_code.co_filename for part in _KERNELS):
+        path = caller.f_code.co_filename
+        if any(part in path for part in _KERNELS) and not any(part in path for part in _TRANSPARENT):
             return None
         caller = caller.f_back
     return frame

@@ -123,6 +123,12 @@ def fetch_frame(original, self, slot):
     return arrived
 
 
+def send_proxy_tensor(original, self, whole):
+    """A tensor of hidden states that travels without a description."""
+    with _counts.message("proxy"):
+        return original(self, whole)
+
+
 def _frame_name(frame: torch.Tensor) -> str:
     with torch._C.DisableTorchFunction():
         return f"frame-{FrameKind(int(frame[0, HEADER_FIELDS.index('kind')])).name}"
@@ -151,6 +157,7 @@ _HOOKS = (
 _OUR_HOOKS = (
     ("sglang_pp_spec.core.channel.FrameChannel.send", send_frame),
     ("sglang_pp_spec.host.transport.FrameTransport.fetch", fetch_frame),
+    ("sglang_pp_spec.host.proxy.ProxyLink._send_one", send_proxy_tensor),
 )
 
 

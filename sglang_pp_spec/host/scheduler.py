@@ -144,5 +144,8 @@ class PPSpecScheduler(Scheduler):
         self.stage_loop.drain()
         for slot in range(self.stage_loop.num_slots):
             self.running_batch, self.last_batch = self.running_mbs[slot], self.last_mbs[slot]
+            for batch in (self.running_batch, self.last_batch):
+                if batch is not None:  # a chunked prompt was in the last batch of several slots
+                    batch.reqs = [req for req in batch.reqs if req.kv.holds_kv]
             super().pause_generation(recv_req)
             self.running_mbs[slot], self.last_mbs[slot], self.mbs[slot] = self.running_batch, None, None

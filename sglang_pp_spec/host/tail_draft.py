@@ -8,6 +8,7 @@ a request verifies a real tree.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
@@ -54,7 +55,7 @@ class TailDraftWorker(EAGLEWorkerV2):
             rows = drafted_rows(batch)
             if rows:
                 batch.spec_info = result.next_draft_input
-                batch.filter_batch(keep_indices=rows)
+                _keep_rows(batch, rows)
                 self._draft_next(batch, result, batch.spec_info, batch.seq_lens)
             return result
         result = self._verify_and_extend(batch, grammar_barrier, pp_proxy_tensors)
@@ -100,3 +101,17 @@ class TailDraftWorker(EAGLEWorkerV2):
             spec_stage_span(span),
         ):
             yield
+
+
+class _NoPenalties:
+    """The forward's copy of the sampling info carries no penalizer, but the host's filter asks for one."""
+
+    def filter(self, keep_indices: Tensor) -> None:
+        """Nothing to filter: penalties were accumulated before the forward, and drafting reads none."""
+
+
+def _keep_rows(batch: ScheduleBatch, rows: list[int]) -> None:
+    """Leave ``rows`` of ``batch`` alone, inside forward isolation, which brings the others back."""
+    if len(rows) < len(batch.reqs):
+        batch.sampling_info = dataclasses.replace(batch.sampling_info, penalizer_orchestrator=_NoPenalties())
+        batch.filter_batch(keep_indices=rows)

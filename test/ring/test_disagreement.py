@@ -1,4 +1,4 @@
-"""Contract 7, 21, 22: one stage's scheduler does something else. It is found at the first frame, or hangs; never silent.
+"""Contract 7, 21, 22: one stage's scheduler does something else: found at the first frame, or it hangs; never silent.
 
 Comparisons between toy stages are off: the frame check is alone.
 """

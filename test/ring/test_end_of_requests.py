@@ -9,7 +9,6 @@ from toy_engine import Event
 from world import CHAIN, TREE, World, arrive
 
 from sglang_pp_spec.core.frame import FrameKind
-from toy_engine import Event
 
 LAST_TURN = 22
 

@@ -41,7 +41,7 @@ def test_recurrent_state_and_kv_are_committed_after_other_slots_ran(num_stages):
     events = [arrive(rid, turn, prompt=3, max_new=9) for turn, rid in enumerate("abcdefgh")]
     oracle = Oracle(2, accept=lambda step, rid: 1 + step % 2)
     world = World(num_stages, events, shape=TREE, max_running=2, oracle=oracle).run().check_end()
-    launched = [entry for entry in world.happened("launched")]
+    launched = world.happened("launched")
     slots_between = [b[2] for a, b in zip(launched, launched[1:], strict=False) if b[1] == a[1] + 1 and b[2] != a[2]]
     assert len(slots_between) > 4 * num_stages, "another slot was launched between launch and apply"
     assert any(drafts == 2 for *_, drafts in world.happened("accepted")), "a path that is no prefix was accepted"

@@ -81,14 +81,15 @@ def test_two_frames_in_the_wrong_order_are_refused(num_stages, stage):
 
 
 def corrupt_at(world, stage, number, change):
-    """Change a copy of frame ``number`` on its way to ``stage``; the list tells whether it happened."""
+    """Change a copy of frame ``number`` on its way to ``stage``; the list it returns tells whether that happened."""
     happened = []
 
     def tamper(n, frame):
         if n != number:
             return (frame,)
         frame = frame.clone()
-        happened.append(change(frame) is None)
+        change(frame)
+        happened.append(n)
         return (frame,)
 
     world.frames[stage].tamper = tamper

@@ -17,9 +17,9 @@ from sglang_pp_spec.core.tree_rows import TreeRows
 class Request:
     """One stage's copy of a request.
 
-        [0, committed)                    KV written, recurrent state reflects it
-        [committed, committed + 1)        the bonus token: known, written by the next verify as node 0
-        [committed, len(slots))           reserved
+    [0, committed)                    KV written, recurrent state reflects it
+    [committed, committed + 1)        the bonus token: known, written by the next verify as node 0
+    [committed, len(slots))           reserved
     """
 
     rid: str
@@ -47,7 +47,15 @@ class Request:
 
     def state(self) -> tuple:
         """What must be equal on all stages after a frame."""
-        return (self.rid, self.life, self.rebuilds, tuple(self.out), self.committed, self.chain, self.grammar_position)
+        return (
+            self.rid,
+            self.life,
+            self.rebuilds,
+            tuple(self.out),
+            self.committed,
+            self.chain,
+            self.grammar_position,
+        )
 
 
 def chain_of(tokens: Sequence[int]) -> int:

@@ -62,7 +62,9 @@ class Clock:
 class ToyTransport:
     """One stage's end: ``outgoing`` on the last stage, one link per earlier stage; ``incoming`` on the others."""
 
-    def __init__(self, clock: Clock, *, outgoing: Sequence[FrameLink] = (), incoming: FrameLink | None = None) -> None:
+    def __init__(
+        self, clock: Clock, *, outgoing: Sequence[FrameLink] = (), incoming: FrameLink | None = None
+    ) -> None:
         self.clock = clock
         self.outgoing = outgoing
         self.incoming = incoming

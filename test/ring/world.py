@@ -98,19 +98,25 @@ class World:
         """After every applied frame: the requests of its batch look the same on all stages, and only own tokens."""
         others = self.states.setdefault(step, {})
         for other, seen in others.items():
-            assert seen == state or not self.strict, f"step {step}: stage {stage} has {state}, stage {other} has {seen}"
+            assert seen == state or not self.strict, (
+                f"step {step}: stage {stage} has {state}, stage {other} has {seen}"
+            )
         others[stage] = state
         engine = self.engines[stage]
         for req in engine.everything:
             expected = [token(req.rid, req.life, position) for position in range(len(req.tokens))]
-            assert req.tokens == expected or not self.strict, f"{req.rid} life {req.life} on stage {stage}: {req.tokens}, not {expected}"
+            assert req.tokens == expected or not self.strict, (
+                f"{req.rid} life {req.life} on stage {stage}: {req.tokens}, not {expected}"
+            )
         engine.loop.ledger.check_integrity()
 
     def run(self, max_turns: int = 400) -> World:
         """All stages, turn by turn, until everything is done."""
         for turn in range(max_turns):
             busy = [loop.take_turn(turn % self.num_slots) for loop in self.loops]
-            assert len(set(busy)) == 1 or not self.strict, f"turn {turn}: some stages launched, others did not: {busy}"
+            assert len(set(busy)) == 1 or not self.strict, (
+                f"turn {turn}: some stages launched, others did not: {busy}"
+            )
             if not any(busy) and self.is_done:
                 return self
         raise Stuck(f"not done after {max_turns} turns")

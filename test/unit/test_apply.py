@@ -40,9 +40,7 @@ class State:
 
 
 def turn_of(kind, samples=(True, True, True)):
-    launch = Ledger(epoch=1, num_slots=1).launch(
-        step=0, slot=0, kind=kind, identities=[A, B, C], samples=samples
-    )
+    launch = Ledger(epoch=1, num_slots=1).launch(step=0, slot=0, kind=kind, identities=[A, B, C], samples=samples)
     return Turn(launch, SimpleNamespace())
 
 
@@ -98,7 +96,13 @@ def test_a_refused_row_gets_no_token_but_a_refused_middle_chunk_is_still_drained
     ],
 )
 def test_who_owns_a_row(changes, owns):
-    usual = {"launched_rebuilds": 0, "rebuilds": 0, "is_retracted": False, "is_finished": False, "chunks_in_flight": 0}
+    usual = {
+        "launched_rebuilds": 0,
+        "rebuilds": 0,
+        "is_retracted": False,
+        "is_finished": False,
+        "chunks_in_flight": 0,
+    }
     assert owns_row(**(usual | changes)) is owns
 
 
@@ -108,7 +112,11 @@ def lengths(*values):
 
 def test_lengths_grow_from_the_forward_time_snapshot_by_what_was_accepted():
     live = lengths(-9, -9, -9)
-    assert advanced_lengths(live, lengths(10, 20, 30), lengths(1, 3, 2), [A, B, C], [A, B, C]).tolist() == [11, 23, 32]
+    assert advanced_lengths(live, lengths(10, 20, 30), lengths(1, 3, 2), [A, B, C], [A, B, C]).tolist() == [
+        11,
+        23,
+        32,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -142,5 +150,7 @@ def test_compaction_moves_the_accepted_path_to_the_front(path):
     slots = torch.arange(100, 108)
     content = {int(slot): f"node {i}" for i, slot in enumerate(slots)}
     nodes = nodes_of_batch(torch.tensor([[0, 1, -1], path]), SHAPE)
-    moved = {int(slots[4 + place]): content[int(slots[node])] for place, node in enumerate(nodes[1].tolist()) if node >= 0}
+    moved = {
+        int(slots[4 + place]): content[int(slots[node])] for place, node in enumerate(nodes[1].tolist()) if node >= 0
+    }
     assert list(moved.values()) == [f"node {4 + node}" for node in path if node >= 0]

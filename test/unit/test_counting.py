@@ -49,7 +49,7 @@ def test_bytes_of_a_message_that_only_views_touch_are_unread():
         counts.watch("frame", message)
         message[0].add(1)
         message[1:3, 1].tolist()
-        _ = message[3].view(2, 2)
+        _ = message[3].view(2, 2), message.numel(), message.size(), message.is_contiguous()
     counts.save()
     assert counts.counters["start|unread|frame"] == (16 - 4 - 2) * 4
 

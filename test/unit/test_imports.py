@@ -49,7 +49,8 @@ def test_only_host_and_cpu_engine_import_sglang():
 def modules_after(code, **environ):
     """Modules of ours and of SGLang in a fresh process that ran ``code``."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("SGLANG")}
-    script = f"import sys\n{code}\nprint([m for m in sys.modules if m.split('.')[0] in ('sglang_pp_spec', 'sglang', 'torch')])"
+    ours = "[m for m in sys.modules if m.split('.')[0] in ('sglang_pp_spec', 'sglang', 'torch')]"
+    script = f"import sys\n{code}\nprint({ours})"
     done = subprocess.run(
         [sys.executable, "-c", script], env=clean | environ, capture_output=True, text=True, timeout=60, check=True
     )
@@ -67,10 +68,18 @@ def test_the_plugin_does_nothing_while_its_switches_are_off(value):
     assert loaded == {"sglang_pp_spec", "sglang_pp_spec.plugin"}
 
 
+WRONG_SETTING = """
+from sglang_pp_spec.plugin import load
+try:
+    load()
+except SystemExit as error:
+    assert "ON_MISMATCH" in str(error)
+"""
+
+
 def test_a_setting_that_is_wrong_ends_the_process_instead_of_a_native_server():
     """SGLang swallows what a plugin raises; only ``SystemExit`` gets through."""
-    code = "try:\n    from sglang_pp_spec.plugin import load; load()\nexcept SystemExit as e:\n    assert 'ON_MISMATCH' in str(e)"
-    loaded = modules_after(code, SGLANG_ENABLE_PP_SPEC="1", SGLANG_PP_SPEC_ON_MISMATCH="whatever")
+    loaded = modules_after(WRONG_SETTING, SGLANG_ENABLE_PP_SPEC="1", SGLANG_PP_SPEC_ON_MISMATCH="whatever")
     assert "sglang" not in loaded and "sglang_pp_spec.host" not in loaded
 
 

@@ -257,7 +257,7 @@ actions = st.lists(
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(actions, st.integers(1, 2))
 def test_shares_equal_those_of_a_plain_model_whatever_happens(todo, bound):
-    """The model: a list of launched (slot, owner, rebuilds); a launch is allowed while its count is below the bound."""
+    """The model: a list of (slot, owner, rebuilds); a launch is allowed while its count is below the bound."""
     book, requests = ledger(max_in_flight=bound), [Request(rid) for rid in "abc"]
     model: list[tuple] = []
     for step, (what, slot, which) in enumerate(todo):

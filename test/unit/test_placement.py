@@ -4,10 +4,10 @@ from itertools import product
 
 import pytest
 
-from sglang_pp_spec.core.placement import Action, Placement, decide
+from sglang_pp_spec.core.placement import SUPPORTED_ALGORITHMS, Action, Placement, decide
 
-SUPPORTED = ["EAGLE", "NEXTN", "eagle", "nextn"]
-UNSUPPORTED = ["EAGLE3", "STANDALONE", "NGRAM", "LOOKAHEAD", ""]
+SUPPORTED = [*SUPPORTED_ALGORITHMS, *(name.lower() for name in SUPPORTED_ALGORITHMS)]
+UNSUPPORTED = ["STANDALONE", "NGRAM", "LOOKAHEAD", "DFLASH", ""]
 PIPELINES = [(num_stages, stage) for num_stages in (1, 2, 3, 4, 8) for stage in range(num_stages)]
 
 

@@ -170,7 +170,9 @@ def filled_frame(shape, num_rows=3):
 def test_the_bonus_token_is_the_last_accepted_one(shape):
     layout, frame, rows = filled_frame(shape)
     trees = TreeRows.of_frame(rows, shape, ids("abc"))
-    assert trees.tokens[:, 0].tolist() == [int(frame[1 + i, layout.tokens.start + n - 1]) for i, n in enumerate([1, 2, 4])]
+    assert trees.tokens[:, 0].tolist() == [
+        int(frame[1 + i, layout.tokens.start + n - 1]) for i, n in enumerate([1, 2, 4])
+    ]
     assert torch.equal(trees.tokens[:, 1:], frame[1:4, layout.drafts])
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 from workloads import CHUNK, WORKLOADS, ask_all
@@ -39,19 +40,22 @@ class Arm:
 
 
 @pytest.fixture(scope="session")
-def references() -> dict[int, dict[str, list[Reply]]]:
-    """topk -> workload -> replies of plain EAGLE, one server start per topk."""
-    found: dict[int, dict[str, list[Reply]]] = {}
-    for spec in (CHAIN, TREE):
-        with Server(spec) as server:
-            found[spec.topk] = {name: ask_all(server, make()) for name, make in WORKLOADS.items()}
-    return found
+def references() -> Callable[[ServerSpec], dict[str, list[Reply]]]:
+    """Workload -> replies of plain EAGLE with the tree shape of a spec; one server start per shape."""
+
+    @cache
+    def of_topk(topk: int) -> dict[str, list[Reply]]:
+        with Server(CHAIN if topk == 1 else TREE) as server:
+            return {name: ask_all(server, make()) for name, make in WORKLOADS.items()}
+
+    return lambda spec: of_topk(spec.topk)
 
 
 @pytest.fixture(scope="session", params=ARMS)
-def arm(request: pytest.FixtureRequest, references: dict[int, dict[str, list[Reply]]]) -> Iterator[Arm]:
+def arm(request: pytest.FixtureRequest, references: Callable[[ServerSpec], dict[str, list[Reply]]]) -> Iterator[Arm]:
     """One plugin server after the other; pytest runs all tests of a server before it starts the next."""
     spec = ARMS[request.param]
+    reference = references(spec)
     with Server(spec) as server:
-        yield Arm(request.param, server, references[spec.topk])
+        yield Arm(request.param, server, reference)
         assert server.is_alive(), f"the server died during its tests\n{server.log_tail()}"

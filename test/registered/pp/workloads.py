@@ -39,8 +39,8 @@ def long_prompts() -> list[Ask]:
 
 def few_shot(examples: int, seed: int) -> str:
     """``examples`` solved problems and a question."""
-    solved = problems.held_out(examples + 1, seed=100 + seed)
-    return "\n\n".join([*map(problems.document, solved[:-1]), problems.prompt(solved[-1].question)])
+    ((text, _),) = problems.few_shot_prompts(1, examples, seed=100 + seed)
+    return text
 
 
 def staggered() -> list[Ask]:
@@ -96,7 +96,9 @@ def ask_all(server: Server, asks: Sequence[Ask]) -> list[Reply]:
 def ask_with_aborts(server: Server, asks: Sequence[Ask], victims: Sequence[Ask]) -> tuple[list[Reply], list[Reply]]:
     """Replies of ``asks`` while ``victims`` run beside them and are aborted mid-way, and the victims' replies."""
     rids = [f"victim-{i}-{time.monotonic_ns()}" for i in range(len(victims))]
-    named = [Ask(v.prompt, v.max_new_tokens, v.after_s, True, {"rid": rid}) for v, rid in zip(victims, rids, strict=True)]
+    named = [
+        Ask(v.prompt, v.max_new_tokens, v.after_s, True, {"rid": rid}) for v, rid in zip(victims, rids, strict=True)
+    ]
 
     def abort_all() -> None:
         for rid in rids:
@@ -115,7 +117,9 @@ def ask_with_aborts(server: Server, asks: Sequence[Ask], victims: Sequence[Ask])
 def accuracy(replies: Sequence[Reply]) -> float:
     """Share of right answers to ``questions``."""
     asked = problems.held_out(len(replies), seed=1)
-    right = [problems.final_number(r.text) == problems.final_number(p.answer) for r, p in zip(replies, asked, strict=True)]
+    right = [
+        problems.final_number(r.text) == problems.final_number(p.answer) for r, p in zip(replies, asked, strict=True)
+    ]
     return sum(right) / len(right)
 
 
