@@ -19,7 +19,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 def provenance(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Versions, full command line, commit and hardware of this run."""
     return {
-        "argv": list(sys.argv if argv is None else argv),
+        "argv": [_relative(argument) for argument in (sys.argv if argv is None else argv)],
         "commit": commit(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "hardware": hardware(),
@@ -63,6 +63,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _relative(path: str) -> str:
+    """A path inside the checkout without the checkout's own place."""
+    return path.removeprefix(f"{_ROOT}/")
 
 
 def _cell(value: Any) -> str:

@@ -8,6 +8,7 @@ with gloo it blocks until the frame is there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,9 +22,17 @@ class FrameChannel:
     """One end of the frame channel of a pipeline. ``ranks`` are the global ranks of its stages, in order."""
 
     def __init__(
-        self, layout: FrameLayout, *, group: dist.ProcessGroup, ranks: list[int], stage: int, device: torch.device
+        self,
+        layout: FrameLayout,
+        *,
+        group: dist.ProcessGroup,
+        ranks: list[int],
+        stage: int,
+        device: torch.device,
+        timeout_s: float = 300.0,
     ) -> None:
         self.layout = layout
+        self._timeout = timedelta(seconds=timeout_s)
         self.stage = stage
         self._group = group
         self._ranks = ranks
@@ -82,4 +91,11 @@ class FrameChannel:
 
     def _finish(self, slot: int) -> None:
         for work in self._work.pop(slot, ()):
-            work.wait()
+            try:
+                # With NCCL this orders streams and returns at once; the engine's own watchdog covers that case.
+                work.wait(self._timeout) if self._device.type == "cpu" else work.wait()
+            except RuntimeError as error:
+                raise FrameRefused(
+                    f"stage {self.stage} slot {slot}: no frame within {self._timeout.total_seconds():.0f} s, "
+                    f"or the other stage is gone ({error})"
+                ) from error

@@ -20,6 +20,8 @@ class Settings:
     enabled: bool = False  # SGLANG_ENABLE_PP_SPEC
     cpu_engine: bool = False  # SGLANG_PP_SPEC_CPU_ENGINE: SGLang on a machine without a GPU
     on_mismatch: str = "stop"  # SGLANG_PP_SPEC_ON_MISMATCH: stop the engine, or abort the affected requests
+    fault: str = ""  # SGLANG_PP_SPEC_FAULT: for tests, kind@step of ``core.faults``, "" = none
+    frame_timeout_s: float = 300.0  # SGLANG_PP_SPEC_FRAME_TIMEOUT_S: CPU: how long a stage waits for a frame
     timeline: str = ""  # SGLANG_PP_SPEC_TIMELINE: folder for one JSON-lines file of events per stage, "" = off
     stage_delay_ms: float = 0.0  # SGLANG_PP_SPEC_STAGE_DELAY_MS: CPU engine only, sleep added to a target forward
     draft_delay_ms: float = 0.0  # SGLANG_PP_SPEC_DRAFT_DELAY_MS: CPU engine only, sleep added to a draft
@@ -31,6 +33,8 @@ class Settings:
         known = {
             CPU_ENGINE: ("cpu_engine", _boolean),
             f"{_PREFIX}ON_MISMATCH": ("on_mismatch", _choice),
+            f"{_PREFIX}FAULT": ("fault", _fault),
+            f"{_PREFIX}FRAME_TIMEOUT_S": ("frame_timeout_s", _seconds),
             f"{_PREFIX}TIMELINE": ("timeline", lambda _, text: text),
             f"{_PREFIX}STAGE_DELAY_MS": ("stage_delay_ms", _milliseconds),
             f"{_PREFIX}DRAFT_DELAY_MS": ("draft_delay_ms", _milliseconds),
@@ -57,11 +61,29 @@ def _choice(key: str, text: str) -> str:
     return text
 
 
+def _fault(key: str, text: str) -> str:
+    from .faults import Fault
+
+    try:
+        Fault.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+    return text
+
+
 def _milliseconds(key: str, text: str) -> float:
+    return _number(key, text, "milliseconds", 60_000.0)
+
+
+def _seconds(key: str, text: str) -> float:
+    return _number(key, text, "seconds", 86_400.0)
+
+
+def _number(key: str, text: str, unit: str, below: float) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0.0 <= value < 60_000.0:
-        raise ValueError(f"{key}={text!r} is not a number of milliseconds within [0, 60000)")
+    if not 0.0 <= value < below:
+        raise ValueError(f"{key}={text!r} is not a number of {unit} within [0, {below:g})")
     return value

@@ -7,12 +7,14 @@ queued behind the receive. Either way the host waits for one event per frame and
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..core.channel import FrameChannel
+from ..core.faults import Fault, FaultyChannel
 from ..core.layout import FrameLayout
 from ..core.stage_loop import ArrivedFrame
 from ..observe.timeline import Timeline
@@ -26,8 +28,11 @@ class FrameTransport:
         self._scheduler = scheduler
         self._timeline = timeline
         self._on_gpu = torch.device(scheduler.device).type != "cpu"
-        self.channel = FrameChannel(
+        settings = scheduler.settings
+        make = partial(FaultyChannel, fault=Fault.parse(settings.fault)) if settings.fault else FrameChannel
+        self.channel = make(
             layout,
+            timeout_s=settings.frame_timeout_s,
             group=_own_group(scheduler),
             ranks=pp_group.ranks,
             stage=pp_group.rank_in_group,

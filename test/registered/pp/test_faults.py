@@ -1,0 +1,109 @@
+"""Faults against a running PP server: a wrong frame is refused by name, a dead stage ends it, noise changes nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import time
+from dataclasses import replace
+
+import pytest
+from conftest import CHAIN
+from workloads import Ask, ask_all, ask_with_aborts, few_shot
+
+from sglang_pp_spec.server import Server, ServerError
+from sglang_pp_spec.tiny import problems
+
+BUSY = [Ask(few_shot(1, seed=40 + i), max_new_tokens=400, ignore_eos=True) for i in range(4)]
+
+
+def faulty(fault: str, pp: int = 2) -> Server:
+    """A plugin server whose last stage misbehaves once."""
+    env = {"SGLANG_PP_SPEC_FAULT": fault, "SGLANG_PP_SPEC_FRAME_TIMEOUT_S": "10"}
+    return Server(replace(CHAIN, pp=pp, mode="plugin", extra_env=env))
+
+
+def seconds_until_gone(server: Server, limit_s: float = 60.0) -> float:
+    """How long the server's leading process lives on."""
+    start = time.monotonic()
+    while server.is_alive() and time.monotonic() - start < limit_s:
+        time.sleep(0.2)
+    return time.monotonic() - start
+
+
+class TestFrameFaults:
+    """Each fault is found by the first stage that receives the frame, before anything of it is applied."""
+
+    @pytest.mark.parametrize(
+        ("fault", "pp", "words"),
+        [
+            ("corrupt@300", 2, r"row 0 is not .*expected rows .*received"),
+            ("permute@300", 4, r"row 0 is not .*expected rows .*received"),
+            ("miscount@300", 2, r"accepted 99 tokens"),
+            ("duplicate@300", 2, r"the frame says step \d+, expected \d+"),
+            ("delay@300", 4, r"the frame says step \d+, expected \d+"),
+            ("drop@300", 2, r"the frame says step \d+, expected \d+|no frame within 10 s"),
+        ],
+    )
+    def test_a_wrong_frame_stops_the_engine_and_is_named(self, fault: str, pp: int, words: str) -> None:
+        with faulty(fault, pp) as server:
+            with pytest.raises(ServerError):
+                ask_all(server, BUSY)
+            assert seconds_until_gone(server) < 30
+            refusals = re.findall(r"FrameRefused: .*", server.log())
+            assert refusals, f"no refusal in the log\n{server.log_tail()}"
+            assert re.search(words, refusals[0]), refusals[0]
+
+
+class TestDeadStage:
+    """A killed stage must not leave a server that hangs."""
+
+    @pytest.mark.parametrize(("pp", "victim"), [(2, 1), (4, 2)])
+    def test_a_stage_killed_mid_decode_ends_the_server_within_30_seconds(self, pp: int, victim: int) -> None:
+        with Server(replace(CHAIN, pp=pp, mode="plugin")) as server:
+            pid = stage_pid(server, victim)
+            timer_start = time.monotonic()
+            killer = subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {pid}"])
+            with pytest.raises(ServerError):
+                ask_all(server, [replace(ask, max_new_tokens=1500) for ask in BUSY])
+            killer.wait(timeout=10)
+            assert time.monotonic() - timer_start < 31
+            assert seconds_until_gone(server) < 30
+            assert re.search(r"FrameRefused|Connection closed|died|terminated|exit code|Child process", server.log())
+
+
+class TestNoise:
+    """Random arrivals, aborts and retractions: every request that finishes has the tokens of the undisturbed run."""
+
+    @pytest.mark.parametrize("pp", [2, 4])
+    def test_200_requests_with_aborts_and_retractions_reply_as_undisturbed(self, pp: int) -> None:
+        rng = random.Random(pp)
+        asked = problems.held_out(160, seed=6)
+        asks = [
+            Ask(problems.prompt(p.question), rng.randint(1, 40), after_s=rng.uniform(0, 12), ignore_eos=True)
+            for p in asked
+        ]
+        victims = [Ask(few_shot(1, seed=60 + i), 1500, after_s=rng.uniform(0, 6)) for i in range(40)]
+        small = (*CHAIN.extra_args, "--max-total-tokens", "1800", "--max-running-requests", "16")
+        with Server(replace(CHAIN, pp=pp, mode="plugin", extra_args=small)) as server:
+            undisturbed = [reply.token_ids for reply in ask_all(server, asks)]
+            server.flush_cache(timeout_s=20)
+            replies, aborted = ask_with_aborts(server, asks, victims)
+            assert [reply.token_ids for reply in replies] == undisturbed
+            assert sum(reply.finish_reason == "abort" for reply in aborted) == len(victims)
+            assert "Retract requests" in server.log(), "nothing was retracted"
+            server.flush_cache(timeout_s=20)  # an error unless every slot of the KV pool came back
+            assert server.is_alive()
+
+
+def stage_pid(server: Server, stage: int) -> int:
+    """Process id of a stage of ``server``, found among the processes of its group."""
+    listing = subprocess.run(["ps", "-eo", "pid,pgid,args"], capture_output=True, text=True, timeout=10).stdout
+    group = os.getpgid(server.pid or 0)
+    for line in listing.splitlines()[1:]:
+        pid, pgid, args = line.split(None, 2)
+        if int(pgid) == group and f"scheduler_PP{stage}" in args:
+            return int(pid)
+    raise AssertionError(f"no process of stage {stage} in group {group}:\n{listing}")
