@@ -8,7 +8,8 @@ warm-up are subtracted.
 
 A hop is what one stage sends another so that it learns a verify round's outcome: a frame, or the host's "output"
 message. Requests and hidden states (the proxy) are counted apart. Bytes of a hop include its pickles. A byte is
-unread if no torch function but a view touched it after it was received.
+unread if no torch function but a view touched it after it was received; a conversion to numpy or a list counts as
+reading all that it covers.
 
 Host waits per verify round and stage are copies between host and device that block, and event waits; ``sites`` lists
 them all. A CPU has no device tensors, so which tensors would be on a device is inferred (see ``counting.py``),

@@ -57,11 +57,11 @@ class Rows:
 
     def __init__(self, seed: int):
         self._problems = problems.training(seed)
-        self._coin = torch.Generator().manual_seed(seed)
+        self._coin = torch.Generator("cpu").manual_seed(seed)
 
     def row(self, length: int) -> tuple[list[int], list[int], list[float]]:
         """The next row's tokens, labels and loss weights, `length` of each."""
-        blank = torch.rand((), generator=self._coin) < 0.5
+        blank = torch.rand((), generator=self._coin, device="cpu") < 0.5
         separator = list(b"\n\n") if blank else [EOS]
         tokens: list[int] = []
         labels: list[int] = []
@@ -119,6 +119,11 @@ def optimizers(model: nn.Module, steps: int, lr: float) -> list:
     return [(o, torch.optim.lr_scheduler.LambdaLR(o, scale)) for o in found]
 
 
+def device_type(model: nn.Module) -> str:
+    """The type of device the model is on."""
+    return next(model.parameters()).device.type
+
+
 def descend(loss: Tensor, model: nn.Module, opts: list) -> None:
     """One clipped optimizer step on `loss`."""
     loss.backward()
@@ -129,7 +134,7 @@ def descend(loss: Tensor, model: nn.Module, opts: list) -> None:
         schedule.step()
 
 
-def train_target(seed: int, steps: int, lr: float, start: Path | None = None) -> LlamaForCausalLM:
+def train_target(seed: int, steps: int, lr: float, start: Path | None = None, batch: int = 8) -> LlamaForCausalLM:
     """Train the target, from scratch or from a checkpoint; the last tenth of the steps mixes in long rows."""
     torch.manual_seed(seed)
     if start is None:
@@ -140,8 +145,8 @@ def train_target(seed: int, steps: int, lr: float, start: Path | None = None) ->
     bar = tqdm(range(steps), desc="target", mininterval=5)
     for step in bar:
         long = step > 0.9 * steps and step % 4 == 0
-        tokens, labels, weights = data.take(2, LONG) if long else data.take(8, SHORT)
-        with torch.autocast("cpu", torch.bfloat16):
+        tokens, labels, weights = data.take(max(1, batch // 4), LONG) if long else data.take(batch, SHORT)
+        with torch.autocast(device_type(model), torch.bfloat16):
             logits = model(input_ids=tokens, use_cache=False).logits
         each = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
         answer = each[weights.flatten() == 1].mean()
@@ -272,10 +277,7 @@ def acceptance(
         hidden = target.model(input_ids=tokens, use_cache=False).last_hidden_state
         outputs = head.unroll(target.model.embed_tokens(tokens[:, 1:]), hidden[:, :-1], steps)
         roots = outputs[0].shape[1] - 1
-        hits = [
-            target.lm_head(o[:, :-1]).argmax(-1)[0] == tokens[0, d : d + roots]
-            for d, o in enumerate(outputs, 2)
-        ]
+        hits = [target.lm_head(o[:, :-1]).argmax(-1)[0] == tokens[0, d : d + roots] for d, o in enumerate(outputs, 2)]
         last, end = len(prompt), len(prompt) + len(reply) - 1  # the last token known, and EOS
         while last < end:
             accepted = 0
@@ -302,9 +304,7 @@ def save_head(head: EagleHead, target: LlamaForCausalLM, folder: Path) -> None:
     weights = {"embed_tokens.weight": target.model.embed_tokens.weight, **head.state_dict()}
     weights = {k: v.detach().bfloat16().contiguous() for k, v in weights.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = LlamaConfig(
-        **SHAPE, num_hidden_layers=1, architectures=["LlamaForCausalLMEagle"], dtype="bfloat16"
-    )
+    config = LlamaConfig(**SHAPE, num_hidden_layers=1, architectures=["LlamaForCausalLMEagle"], dtype="bfloat16")
     (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n")
 
 
@@ -325,9 +325,7 @@ def report(target: LlamaForCausalLM, head: EagleHead, n: int) -> None:
 
 def main() -> None:
     """Train, round, save and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=TARGET_PATH.parent, help="folder of target/ and draft/")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=Path, help="a target checkpoint to train on from")
@@ -335,11 +333,17 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1.5e-2, help="of the target")
     parser.add_argument("--draft-steps", type=int, default=200)
     parser.add_argument("--draft-lr", type=float, default=1e-2)
+    parser.add_argument("--batch", type=int, default=8, help="rows of a step of the target")
+    parser.add_argument(
+        "--device", default="cpu", help="another device is faster; its weights differ in the last bits"
+    )
     parser.add_argument("--held-out", type=int, default=1000, help="problems to measure on")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    torch.set_default_device(args.device)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # not there in every installation, and not needed
     start = time.monotonic()
-    target = train_target(args.seed, args.steps, args.lr, args.start)
+    target = train_target(args.seed, args.steps, args.lr, args.start, args.batch)
     round_to_bfloat16(target)
     save_target(target, args.out / TARGET_PATH.name)
     head = train_head(target, args.seed, args.draft_steps, args.draft_lr)

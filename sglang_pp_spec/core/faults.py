@@ -64,6 +64,10 @@ class FaultyChannel(FrameChannel):
             super().send(slot, KINDS[fault.kind][1](frame, previous))
 
 
+def _never(frame: Tensor, previous: Tensor | None) -> bool:
+    return False
+
+
 def _always(frame: Tensor, previous: Tensor | None) -> bool:
     return True
 
@@ -111,4 +115,5 @@ KINDS: dict[str, tuple[Callable[[Tensor, Tensor | None], bool], Callable[[Tensor
     "duplicate": (_has_previous, _duplicate),
     "delay": (_always, _nothing),
     "drop": (_always, _nothing),
+    "diverge": (_never, _nothing),  # no fault of the channel: stage 0 schedules another batch than the others
 }

@@ -137,7 +137,9 @@ class WaitWatcher(TorchFunctionMode):
         if name in ("cpu", "to", "tensor", "as_tensor") or name in _READS:
             return self._move(func, name, tensors, args, kwargs)
         result = func(*args, **kwargs)
-        on_host = all(map(_on_host, tensors)) if tensors else kwargs.get("device") is None
+        on_host = (
+            all(map(_on_host, tensors)) if tensors else kwargs.get("device") is None or _says_cpu(_call_site(True))
+        )
         if on_host:
             for leaf in tree_leaves(result):
                 _mark(leaf)
@@ -186,6 +188,12 @@ def _on_host(tensor: torch.Tensor) -> bool:
     return getattr(tensor, _HOST, False)
 
 
+def on_device_and_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two views of a tensor that on a GPU would be a device tensor and its copy on the host."""
+    with torch._C.DisableTorchFunction():
+        return tensor.detach(), _mark(tensor.detach())
+
+
 def _mark(value):
     if isinstance(value, torch.Tensor):
         setattr(value, _HOST, True)
@@ -200,9 +208,8 @@ def _direction(name: str, args: tuple, kwargs: dict) -> tuple[bool, bool]:
     devices = [a for a in (*operands, kwargs.get("device")) if isinstance(a, (str, torch.device))]
     if not devices:
         return name in ("tensor", "as_tensor"), False
-    frame = _call_site(kernels_too=True)
-    literal = frame is not None and '"cpu"' in _source(frame)
-    return literal, not literal
+    to_host = _says_cpu(_call_site(kernels_too=True))
+    return to_host, not to_host
 
 
 def _call_site(kernels_too: bool = False) -> FrameType | None:
@@ -221,10 +228,13 @@ def _call_site(kernels_too: bool = False) -> FrameType | None:
     return frame
 
 
-def _source(frame: FrameType) -> str:
-    """The source of the statement a frame is at."""
+def _says_cpu(frame: FrameType | None) -> bool:
+    """Whether the statement a frame is at names the CPU."""
+    if frame is None:
+        return False
     start, end, *_ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    return "".join(linecache.getline(frame.f_code.co_filename, i) for i in range(start or 0, (end or start or 0) + 1))
+    path, lines = frame.f_code.co_filename, range(start or 0, (end or start or 0) + 1)
+    return any('"cpu"' in linecache.getline(path, line) for line in lines)
 
 
 def _short(path: str) -> str:

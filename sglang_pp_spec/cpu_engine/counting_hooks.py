@@ -9,13 +9,15 @@ Remove when:  never; without SGLANG_PP_SPEC_COUNT none is registered
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from sglang_pp_spec.core.frame import FrameKind
 from sglang_pp_spec.core.layout import HEADER_FIELDS
 from sglang_pp_spec.core.settings import Settings
 
-from .counting import Counts, WaitWatcher
+from .counting import Counts, WaitWatcher, on_device_and_host
 
 _counts = Counts("")
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -120,7 +122,8 @@ def fetch_frame(original, self, slot):
         name = _frame_name(arrived.host)
         _counts.add("delivered", name)
         _counts.watch(name, arrived.host)
-    return arrived
+    device, host = on_device_and_host(arrived.host)
+    return dataclasses.replace(arrived, device=device, host=host)
 
 
 def send_proxy_tensor(original, self, whole):

@@ -39,20 +39,23 @@ class SchedulerState:
         )
 
     def commit_cache(self, turn: StageTurn, rows: FrameRows, owned: Sequence[int]) -> None:
-        """Move the accepted nodes' KV to the front of each row's verify slots; the last stage did it after verify.
-
-        All rows move: a row that lost its request moves KV within slots of a forward that nobody reads any more.
-        """
-        if rows.accept_index is None or self.scheduler.pp_group.is_last_rank:
+        """Move the accepted nodes' KV to the front of the owned rows' verify slots; the last stage did it already."""
+        if rows.accept_index is None or not owned or self.scheduler.pp_group.is_last_rank:
             return
-        record = record_of(turn)
-        snapshot = record.snapshot
-        snapshot.seq_lens = record.seq_lens
-        snapshot.out_cache_loc = record.result.spec_verify_out_cache_loc
+        record, shape = record_of(turn), self.layout.shape
+        slots = record.result.spec_verify_out_cache_loc.view(-1, shape.num_draft_tokens)
+        accept_index, num_accepted, seq_lens = rows.accept_index, rows.num_accepted, record.seq_lens
+        if len(owned) < len(record.reqs):
+            take = torch.tensor(owned, dtype=torch.int64).to(slots.device, non_blocking=True)
+            slots, accept_index, num_accepted, seq_lens = (
+                tensor[take] for tensor in (slots, accept_index, num_accepted, seq_lens)
+            )
+        snapshot = record.snapshot.copy()
+        snapshot.seq_lens, snapshot.out_cache_loc = seq_lens, slots.reshape(-1)
         move_accept_tokens_to_target_kvcache(
             snapshot,
-            nodes_of_batch(rows.accept_index, self.layout.shape).to(torch.int32),
-            (rows.num_accepted - 1).to(torch.int32),
+            nodes_of_batch(accept_index, shape).to(torch.int32),
+            (num_accepted - 1).to(torch.int32),
             self.scheduler.token_to_kv_pool_allocator,
         )
 

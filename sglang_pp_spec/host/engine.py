@@ -10,6 +10,8 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from torch import Tensor
 
 from ..core.apply import apply_frame
+from ..core.errors import FrameRefused
+from ..core.faults import Fault
 from ..core.frame import FrameKind, FramePayload
 from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
@@ -19,6 +21,7 @@ from .commit import SchedulerState
 from .extras import collect_extras, send_extras
 from .payload import frame_payload
 from .proxy import ProxyLink
+from .refused import order_aborts
 from .reserve import reserve_draft_slots
 from .rows import kind_of, sampling_rows
 from .turn import ForwardRecord, StageTurn, record_of
@@ -35,6 +38,9 @@ class SchedulerEngine:
         self.proxy_link = ProxyLink(scheduler, layout.shape.num_draft_tokens)
         self._request_sends: deque[list] = deque()
         self._scheduled: ScheduleBatch | None = None
+        fault = Fault.parse(scheduler.settings.fault) if scheduler.settings.fault else None
+        self._fault = fault if fault and fault.kind == "diverge" and scheduler.pp_group.is_first_rank else None
+        self._num_scheduled = 0
 
     def enter(self, slot: int) -> None:
         """SGLang's loops keep the batch of the current turn on the scheduler; requests are handled against it."""
@@ -71,8 +77,17 @@ class SchedulerEngine:
                 scheduler.last_mbs[slot] = None
             elif batch.forward_mode.is_extend():
                 reserve_draft_slots(batch)
+        if batch is not None and self._fault is not None:
+            self._diverge(batch)
         self._scheduled = scheduler.mbs[slot] = scheduler.cur_batch_for_debug = batch
         return batch
+
+    def _diverge(self, batch: ScheduleBatch) -> None:
+        """The fault ``diverge@N``, for tests: once, at the N-th batch or later, stage 0 drops a request by itself."""
+        self._num_scheduled += 1
+        if self._num_scheduled >= self._fault.step and batch.forward_mode.is_decode() and len(batch.reqs) > 1:
+            batch.filter_batch(keep_indices=list(range(len(batch.reqs) - 1)))
+            self._fault = None
 
     def rows(self, batch: ScheduleBatch) -> list[BatchRow]:
         """A retraction rebuilds a request's state and so makes it another incarnation."""
@@ -135,6 +150,10 @@ class SchedulerEngine:
         header = turn.launch.header
         with self.timeline.span("apply", header.step):
             apply_frame(self.state, turn, frame, self.layout, live)
+
+    def refused(self, turn: StageTurn, rows: Sequence[int], reason: FrameRefused) -> bool:
+        """The policy for a refused frame; see ``host/refused.py``."""
+        return order_aborts(self.scheduler, turn, rows, reason)
 
     def settle(self, slot: int, turn: StageTurn) -> list[bool]:
         """The launched batch becomes the slot's last batch; its sends are over, since its frame is here."""

@@ -18,7 +18,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
 from torch import Tensor
 
-from ..core.errors import PPSpecError
+from ..core.errors import FrameRefused, PPSpecError
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,15 @@ class ProxyLink:
             proxy = self.scheduler._pp_recv_proxy_tensors()
             self._learn("in", batch, proxy.tensors)
             return proxy
+        num_tokens = self._num_tokens(batch)
         with self._stream("in") as stream:
-            tensors = {part.name: self._receive_one(part, self._num_tokens(batch)) for part in layout}
+            try:
+                tensors = {part.name: self._receive_one(part, num_tokens) for part in layout}
+            except RuntimeError as error:
+                raise FrameRefused(
+                    f"no hidden states of {num_tokens} tokens for the {len(batch.reqs)} rows launched here: the "
+                    f"previous stage launched another batch, or it is gone ({error})"
+                ) from error
             if stream is not None:
                 self.scheduler.pp_proxy_recv_event = self.scheduler.device_module.Event()
                 self.scheduler.pp_proxy_recv_event.record(stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.runtime_context import get_device, get_parallel
@@ -15,6 +16,7 @@ from ..core.settings import Settings
 from ..core.stage_loop import StageLoop
 from ..observe.timeline import Timeline
 from .engine import SchedulerEngine
+from .refused import MARK, end_refused
 from .shape import frame_layout, tree_shape
 from .tail_draft import TailDraftWorker
 from .transport import FrameTransport
@@ -50,7 +52,6 @@ class PPSpecScheduler(Scheduler):
         decision = decide(self.spec_algorithm.name, Placement.LAST_STAGE_LOCAL, parallel.pp_size, parallel.pp_rank)
         if decision.action is Action.REFUSE:
             raise SystemExit(f"sglang_pp_spec: {decision.reason}")
-        logger.info("drafter on stage %d: %s (%s)", parallel.pp_rank, decision.action.value, decision.reason)
         self.external_corpus_manager = None
         self.draft_worker = None
         if decision.action is Action.BUILD:
@@ -60,6 +61,13 @@ class PPSpecScheduler(Scheduler):
                 nccl_port=self.nccl_port,
                 target_worker=self.tp_worker,
             )
+        logger.info(
+            "sglang_pp_spec drafter, stage %d: %s (%s); %.1f MiB of weights here",
+            parallel.pp_rank,
+            decision.action.value,
+            decision.reason,
+            (self.draft_worker.preloaded_weights_bytes if self.draft_worker else 0) / 2**20,
+        )
 
     @DynamicGradMode()
     def event_loop_pp(self) -> None:
@@ -133,6 +141,12 @@ class PPSpecScheduler(Scheduler):
         batches = (*self.running_mbs, *self.mbs)  # a prefill in flight is in ``mbs`` alone
         live = {req for batch in batches if batch is not None for req in batch.reqs if not req.finished()}
         return max(1, -(-(len(live) + len(self.waiting_queue)) // self.pp_group.world_size))
+
+    def abort_request(self, recv_req: AbortReq) -> None:
+        """Besides the host's aborts: the end of a request that a frame was refused for, at once."""
+        if recv_req.abort_message == MARK:
+            return end_refused(self, recv_req)
+        super().abort_request(recv_req)
 
     def pause_generation(self, recv_req) -> None:
         """Retract on pause touches every slot, after all frames in flight were applied.

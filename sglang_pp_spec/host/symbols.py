@@ -34,6 +34,12 @@ SYMBOLS = (
     _row(_SCHEDULER + "event_loop_pp", "override", "self", "our loop"),
     _row(_SCHEDULER + "maybe_init_draft_worker", "override", "self", "drafter on the last stage"),
     _row(_SCHEDULER + "get_num_allocatable_reqs", "override", "self running_bs", "requests spread over slots"),
+    _row(_SCHEDULER + "abort_request", "override", "self recv_req", "the end of a refused request"),
+    _row(_SCHEDULER + "send_abort_output", "call", "self abort_req req", "the end of a refused request"),
+    _row(
+        "disaggregation.utils.prepare_abort", "call", "req error_message status_code", "the end of a refused request"
+    ),
+    _row("mem_cache.common.release_kv_cache", "call", "req tree_cache checkpoint", "the end of a refused request"),
     _row(_SCHEDULER + "pause_generation", "override", "self recv_req", "retract in every slot"),
     _row(_SCHEDULER + "_pp_spec_rebuild_verify_input", "override", "self batch", "trees from our rows"),
     _row(_SCHEDULER + "init_pp_loop_state", "call", "self", "slots"),

@@ -38,6 +38,10 @@ def rebuild_verify_input(batch: ScheduleBatch, rows: TreeRows, *, attn_backend, 
         mask_buffer,
         fill_prefix_mask=fill_prefix,
     )
+    # A row without drafts verifies its bonus token alone: a filler token must not be accepted, even a right one.
+    empty = (rows.num_drafts == 0).unsqueeze(1)
+    next_token.masked_fill_(empty, -1)
+    next_sibling.masked_fill_(empty, -1)
     return EagleVerifyInput(
         draft_token=draft_token,
         custom_mask=tree_mask,

@@ -12,7 +12,7 @@ Mutants of the contract that are not here, because only the real server has the 
 - chunk / retract: reset the chunk counter while a chunk is in flight
 - drafter: the drafter branches on the target's stage
 
-Those marked with ``test/ring/toy_engine.py`` are wrong lines of the toy engine: they show that the simulator would
+Those in ``test/ring/toy_*.py`` are wrong lines of the toy engine: they show that the simulator would
 notice, not that the server's own line is right. "Send first on every stage" is not wrong here: frames do not travel
 around a ring; its place is taken by "post first" and "order by parity".
 """
@@ -119,6 +119,9 @@ def main() -> int:
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
     mutants = [mutant for mutant in MUTANTS if words in f"{mutant.group} {mutant.name}"]
+    if not mutants:
+        print(f"no mutant's group or name contains {words!r}")
+        return 1
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
@@ -130,7 +133,7 @@ def main() -> int:
         killed = sum(report(mutant, try_mutant(tree, mutant)) for mutant in mutants)
     print(f"{time.monotonic() - start:.0f} s")
     print(f"killed {killed} of {len(mutants)}")
-    return 0 if mutants and killed == len(mutants) else 1
+    return 0 if killed == len(mutants) else 1
 
 
 def report(mutant: Mutant, outcome: Outcome) -> bool:

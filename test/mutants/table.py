@@ -470,7 +470,7 @@ GRAMMAR_AND_DRAFTER = [
         "grammar",
         "fail open",
         "20",
-        TOY,
+        "test/ring/toy_sampling.py",
         "            value = self.oracle.unmasked(req.rid, req.life, position, False)\n",
         "            value = value if ahead else self.oracle.unmasked(req.rid, req.life, position, False)\n",
         f"{RECOMPOSED} -k grammar",

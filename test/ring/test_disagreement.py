@@ -5,7 +5,8 @@ Comparisons between toy stages are off: the frame check is alone.
 
 import pytest
 from links import Stuck
-from toy_engine import Event, ToyEngine
+from toy_engine import ToyEngine
+from toy_scheduling import Event
 from world import World, arrive
 
 from sglang_pp_spec.core.errors import FenceViolation, FrameRefused, LedgerFault

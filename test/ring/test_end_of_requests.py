@@ -5,7 +5,7 @@ One long prompt in several chunks, one request in decode, one with a prefix-cach
 
 import pytest
 from oracle import Oracle
-from toy_engine import Event
+from toy_scheduling import Event
 from world import CHAIN, TREE, World, arrive
 
 from sglang_pp_spec.core.frame import FrameKind

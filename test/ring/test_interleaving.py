@@ -5,7 +5,7 @@ What every stage does must not depend on it: the states after each frame are tho
 
 import pytest
 from links import Stuck
-from toy_engine import Event
+from toy_scheduling import Event
 from world import TREE, World, arrive
 
 

@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import Oracle, mixed
-from toy_engine import Event
+from toy_scheduling import Event
 from world import CHAIN, TREE, World, arrive
 
 RIDS = "abcd"

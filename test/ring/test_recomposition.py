@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 from oracle import Oracle
-from toy_engine import Event
+from toy_scheduling import Event
 from world import CHAIN, TREE, World, arrive
 
 

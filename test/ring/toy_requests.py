@@ -105,6 +105,19 @@ class ToyBatch:
         ]
 
 
+@dataclass
+class Forward:
+    """What a toy stage remembers of a forward until its frame is applied."""
+
+    reqs: list[Request]
+    rebuilds: list[int]
+    lengths: Tensor  # [rows] int64, before this step's accepted tokens
+    slots: list[list[int]] = field(default_factory=list)  # per row: KV slots of its verify nodes
+    trees: list[list[int]] = field(default_factory=list)  # per row: tokens of its verify nodes
+    states: list[list[int]] = field(default_factory=list)  # per row: recurrent state after each node
+    paths: list[list[int]] = field(default_factory=list)  # last stage: accepted nodes
+
+
 class Pool:
     """KV slots of one stage: a token per slot, poison where nothing valid stands."""
 

@@ -14,8 +14,9 @@ import torch
 from baton import Baton
 from links import Link, Stuck, wait_in_vain
 from oracle import Oracle, token
-from toy_engine import Event, ToyEngine
+from toy_engine import ToyEngine
 from toy_requests import ToyBatch
+from toy_scheduling import Event
 from toy_transport import FrameLink, ToyTransport
 
 from sglang_pp_spec.core.layout import FrameLayout, TreeShape

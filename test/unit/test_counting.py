@@ -34,6 +34,7 @@ def test_the_device_tensor_itself_stays_one_after_it_was_copied():
 
 def test_host_tensors_and_what_is_made_of_them_never_wait():
     assert waits_of(lambda _: (torch.tensor([1, 2]) + 1).sum().item()) == []
+    assert waits_of(lambda _: torch.empty(1, device="cpu").item()) == []
 
 
 def test_a_blocking_upload_waits_and_one_that_does_not_block_does_not():

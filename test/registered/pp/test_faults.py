@@ -1,4 +1,4 @@
-"""Faults against a running PP server: a wrong frame is refused by name, a dead stage ends it, noise changes nothing."""
+"""Faults against a running PP server: a wrong frame is refused by name, a dead stage ends it, noise is harmless."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class TestFrameFaults:
             ("miscount@300", 2, r"accepted 99 tokens"),
             ("duplicate@300", 2, r"the frame says step \d+, expected \d+"),
             ("delay@300", 4, r"the frame says step \d+, expected \d+"),
+            ("diverge@150", 2, r"expected rows .*received|hidden states of \d+ tokens|the frame says num_rows"),
+            ("diverge@150", 4, r"expected rows .*received|hidden states of \d+ tokens|the frame says num_rows"),
             ("drop@300", 2, r"the frame says step \d+, expected \d+|no frame within 10 s"),
         ],
     )
@@ -55,6 +57,19 @@ class TestFrameFaults:
             refusals = re.findall(r"FrameRefused: .*", server.log())
             assert refusals, f"no refusal in the log\n{server.log_tail()}"
             assert re.search(words, refusals[0]), refusals[0]
+
+    def test_under_the_abort_policy_only_the_affected_request_ends(self) -> None:
+        env = {"SGLANG_PP_SPEC_FAULT": "corrupt@300", "SGLANG_PP_SPEC_ON_MISMATCH": "abort"}
+        with Server(replace(CHAIN, pp=2, mode="plugin", extra_env=env)) as server:
+            replies = ask_all(server, BUSY)
+            aborted = [i for i, reply in enumerate(replies) if reply.finish_reason == "abort"]
+            assert "FrameRefused" in server.log() or "is not" in server.log()
+            assert len(aborted) == 1, "the fault hit no request, or more than one"
+            again = ask_all(server, BUSY)
+            kept = [i for i in range(len(BUSY)) if i not in aborted]
+            assert [replies[i].token_ids for i in kept] == [again[i].token_ids for i in kept]
+            server.flush_cache(timeout_s=20)
+            assert server.is_alive()
 
 
 class TestDeadStage:

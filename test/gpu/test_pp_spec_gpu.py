@@ -1,0 +1,61 @@
+"""PP x EAGLE through the plugin on GPUs: NCCL, CUDA graphs, against plain EAGLE on one of them.
+
+Needs as many GPUs as stages. bfloat16, since the GPU kernels take no float32: another batch shape may flip a tie, so
+replies are compared by
+share and acceptance within 1 %; both figures are printed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "registered" / "pp"))
+from conftest import CHAIN, TREE
+from workloads import WORKLOADS, accept_length, ask_all, rounds
+
+from sglang_pp_spec.server import Reply, Server, ServerSpec
+
+GPU_ARGS = (
+    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "bfloat16"),
+    *("--mem-fraction-static", "0.3", "--max-running-requests", "16", "--cuda-graph-max-bs-decode", "16"),
+)
+WORKLOADS_HERE = ("questions", "long_prompts", "staggered", "unequal_mix")
+STAGES = 2
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.device_count() < STAGES, reason=f"needs {STAGES} GPUs, found {torch.cuda.device_count()}"
+)
+
+
+def on_gpu(spec: ServerSpec) -> ServerSpec:
+    return replace(spec, extra_args=(*spec.extra_args, *GPU_ARGS))
+
+
+@pytest.fixture(scope="module", params=["chain", "tree"])
+def replies(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, list[Reply]]]]:
+    """arm -> workload -> replies, one server after the other."""
+    spec = on_gpu(CHAIN if request.param == "chain" else TREE)
+    arms = {"plain": spec, "plugin": replace(spec, pp=STAGES, mode="plugin")}
+    found = {}
+    for name, arm in arms.items():
+        with Server(arm) as server:
+            found[name] = {workload: ask_all(server, WORKLOADS[workload]()) for workload in WORKLOADS_HERE}
+    yield found
+
+
+@pytest.mark.parametrize("workload", WORKLOADS_HERE)
+def test_replies_and_acceptance_equal_plain_speculation_on_one_gpu(replies, workload: str) -> None:
+    plain, ours = replies["plain"][workload], replies["plugin"][workload]
+    same = sum(a.token_ids == b.token_ids for a, b in zip(plain, ours, strict=True))
+    print(
+        f"{workload}: {same} of {len(plain)} identical; acceptance {accept_length(plain):.4f} plain, "
+        f"{accept_length(ours):.4f} plugin; rounds {rounds(plain)} and {rounds(ours)}"
+    )
+    assert same >= 0.9 * len(plain)
+    assert accept_length(ours) == pytest.approx(accept_length(plain), rel=0.01)
