@@ -62,7 +62,9 @@ def spec_of(arm: Arm, options: argparse.Namespace) -> ServerSpec:
     return replace(spec, extra_args=(*fixed, *arm.args, *options.server_args.split()))
 
 
-def ask(server: Server, batch_size: int, num_tokens: int, seed: int, prompt_tokens: int) -> tuple[float, int, list[Reply]]:
+def ask(
+    server: Server, batch_size: int, num_tokens: int, seed: int, prompt_tokens: int
+) -> tuple[float, int, list[Reply]]:
     """(seconds, rounds of the slowest request, replies) of one batch of random prompts, asked as one request."""
     rng = Random(seed)
     prompts = [[rng.randrange(3, 30000) for _ in range(prompt_tokens)] for _ in range(batch_size)]
@@ -134,7 +136,9 @@ def main() -> None:
     parser.add_argument("--arms", default="ours,builtin,tp1,tp1_overlap,pp2_nospec")
     parser.add_argument("--batch-sizes", type=lambda s: [int(x) for x in s.split(",")], default=[1, 8, 32])
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--long-prompt", type=int, default=0, help="also measure TTFT and TPOT with prompts this long")
+    parser.add_argument(
+        "--long-prompt", type=int, default=0, help="also measure TTFT and TPOT with prompts this long"
+    )
     parser.add_argument("--attention-backend", default="triton")
     parser.add_argument("--server-args", default="", help="added to every arm's command line")
     parser.add_argument("--logs", default="", help="folder for server logs")

@@ -327,13 +327,13 @@ def main() -> None:
     """Train, round, save and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=TARGET_PATH.parent, help="folder of target/ and draft/")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--start", type=Path, help="a target checkpoint to train on from")
     parser.add_argument("--steps", type=int, default=3200, help="of the target")
     parser.add_argument("--lr", type=float, default=1.5e-2, help="of the target")
     parser.add_argument("--draft-steps", type=int, default=200)
     parser.add_argument("--draft-lr", type=float, default=1e-2)
-    parser.add_argument("--batch", type=int, default=8, help="rows of a step of the target")
+    parser.add_argument("--batch", type=int, default=16, help="rows of a step of the target")
     parser.add_argument(
         "--device", default="cpu", help="another device is faster; its weights differ in the last bits"
     )

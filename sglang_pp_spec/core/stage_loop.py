@@ -24,7 +24,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from .errors import FrameRefused
-from .frame import FrameKind, FramePayload, begin_frame, check_frame, fill_rows
+from .frame import FrameKind, FramePayload, begin_frame, check_frame
 from .identity import RowIdentity
 from .layout import FrameLayout
 from .ledger import Launch, Ledger
@@ -98,8 +98,12 @@ class Engine(Protocol[Batch]):
     def run(self, turn: Turn[Batch], proxy: object) -> tuple[FramePayload, Sequence[int]] | None:
         """Run this stage's part. Last stage: the frame's payload and the drafts per row (0 or num_drafts)."""
 
-    def device_frame(self, started: Tensor) -> Tensor:
-        """``started`` (host) on the stage's device, as the copy that is filled and sent."""
+    def fill_frame(self, started: Tensor, payload: FramePayload) -> Tensor:
+        """``started`` (host) on the stage's device with ``payload`` in it (``fill_rows``), in order behind ``run``.
+
+        The payload's tensors are still being computed when this is called: whatever stream ``run`` used, the rows
+        must be filled on the same one.
+        """
 
     def send_proxy(self, turn: Turn[Batch]) -> None:
         """Start sending hidden states to the next stage."""
@@ -264,6 +268,4 @@ class StageLoop(Generic[Batch]):
             num_accepted=[int(samples) for samples in launch.samples],
             num_drafts=num_drafts,
         )
-        frame = self.engine.device_frame(started)
-        fill_rows(frame, self.layout, payload)
-        return frame
+        return self.engine.fill_frame(started, payload)

@@ -10,9 +10,7 @@ import ctypes
 import torch
 
 
-def _segments(
-    rows: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _segments(rows: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Row and column of every cell of the packed segments, each ``[sum(ends - starts)]`` int64."""
     lengths = (ends - starts).to(torch.int64)
     first = lengths.cumsum(0) - lengths

@@ -35,9 +35,7 @@ def rotary_embedding(
     return _rotate(query, cos, sin, head_size, is_neox), _rotate(key, cos, sin, head_size, is_neox)
 
 
-def _rotate(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_size: int, is_neox: bool
-) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_size: int, is_neox: bool) -> torch.Tensor:
     rotary_dim = 2 * cos.shape[-1]
     heads = x.reshape(cos.shape[0], -1, head_size)
     turned, kept = heads[..., :rotary_dim], heads[..., rotary_dim:]

@@ -115,9 +115,7 @@ def _first_true(rows: torch.Tensor) -> torch.Tensor:
     return torch.where(rows.any(-1), rows.int().argmax(-1), NO_NODE)
 
 
-def write_mask(
-    tree_mask: torch.Tensor, visible: torch.Tensor, seq_lens: torch.Tensor, mode: TreeMaskMode
-) -> None:
+def write_mask(tree_mask: torch.Tensor, visible: torch.Tensor, seq_lens: torch.Tensor, mode: TreeMaskMode) -> None:
     """Store ``visible`` [bs, n, n] in the layout of ``mode``; the buffer may be longer than needed."""
     if mode == TreeMaskMode.QLEN_ONLY:
         tree_mask[: visible.numel()].copy_(visible.flatten())

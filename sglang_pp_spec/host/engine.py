@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.apply import apply_frame
 from ..core.errors import FrameRefused
 from ..core.faults import Fault
-from ..core.frame import FrameKind, FramePayload
+from ..core.frame import FrameKind, FramePayload, fill_rows
 from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
 from ..core.stage_loop import ArrivedFrame, BatchRow
@@ -127,12 +127,15 @@ class SchedulerEngine:
             record.sends.append(send_extras(scheduler, record.extras))
         return outcome
 
-    def device_frame(self, started: Tensor) -> Tensor:
-        """A copy on the device, queued on the forward stream behind what fills it."""
+    def fill_frame(self, started: Tensor, payload: FramePayload) -> Tensor:
+        """Filled on the forward stream: elsewhere the rows would be read before the forward has written them."""
         if torch.device(self.scheduler.device).type == "cpu":
+            fill_rows(started, self.layout, payload)
             return started
         with self.scheduler.forward_stream_ctx:
-            return started.pin_memory().to(self.scheduler.device, non_blocking=True)
+            frame = started.pin_memory().to(self.scheduler.device, non_blocking=True)
+            fill_rows(frame, self.layout, payload)
+        return frame
 
     def send_proxy(self, turn: StageTurn) -> None:
         """At once, behind the forward. Outputs of a CUDA graph are cloned: its next replay writes them again."""

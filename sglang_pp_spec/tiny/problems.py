@@ -77,10 +77,7 @@ def _gain_then_lose(rng: Random) -> Story:
     c = rng.randint(2, min(6, a + b - 1))
     gain, lose = rng.choice(("buys", "finds", "gets")), rng.choice(("loses", "drops", "breaks"))
     return (
-        (
-            f"{who} has {a} {thing}. {NAMES[who]} {gain} {b} {thing}, then {lose} {c}. "
-            f"How many {thing} are left?"
-        ),
+        (f"{who} has {a} {thing}. {NAMES[who]} {gain} {b} {thing}, then {lose} {c}. How many {thing} are left?"),
         (
             f"After {who} {gain} {b} there are {a}+{b}={a + b} {thing}. "
             f"{NAMES[who]} {lose} {c}, so {a + b}-{c}={a + b - c} are left."
@@ -121,10 +118,7 @@ def _compare(rng: Random) -> Story:
     who, friend = rng.sample(list(NAMES), 2)
     thing, a, b = rng.choice(THINGS), rng.randint(2, 6), rng.randint(2, 5)
     return (
-        (
-            f"{who} has {a} {thing}. {friend} has {b} {thing} more than {who}. "
-            f"How many {thing} do they have together?"
-        ),
+        (f"{who} has {a} {thing}. {friend} has {b} {thing} more than {who}. How many {thing} do they have together?"),
         f"{friend} has {a}+{b}={a + b} {thing}. Together they have {a}+{a + b}={a + a + b} {thing}.",
         a + a + b,
     )
@@ -161,10 +155,7 @@ def _share(rng: Random) -> Story:
     who, thing, each, k = rng.choice(list(NAMES)), rng.choice(THINGS), rng.randint(2, 6), rng.randint(2, 4)
     return (
         f"{who} shares {each * k} {thing} equally among {k} friends. How many {thing} does each friend get?",
-        (
-            f"{who} splits {each * k} {thing} into {k} equal parts. "
-            f"Each friend gets {each * k}/{k}={each} {thing}."
-        ),
+        (f"{who} splits {each * k} {thing} into {k} equal parts. Each friend gets {each * k}/{k}={each} {thing}."),
         each,
     )
 
@@ -255,9 +246,7 @@ def few_shot_prompt(question: str, examples: Sequence[Problem]) -> str:
 def few_shot_prompts(n: int, shots: int, seed: int = 0) -> list[tuple[str, Problem]]:
     """`n` held-out problems, each with its prompt of `shots` solved training problems."""
     examples = training(seed)
-    return [
-        (few_shot_prompt(p.question, [next(examples) for _ in range(shots)]), p) for p in held_out(n, seed)
-    ]
+    return [(few_shot_prompt(p.question, [next(examples) for _ in range(shots)]), p) for p in held_out(n, seed)]
 
 
 def final_number(reply: str) -> int | None:

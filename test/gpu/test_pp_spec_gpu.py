@@ -1,8 +1,7 @@
 """PP x EAGLE through the plugin on GPUs: NCCL, CUDA graphs, against plain EAGLE on one of them.
 
-Needs as many GPUs as stages. bfloat16, since the GPU kernels take no float32: another batch shape may flip a tie, so
-replies are compared by
-share and acceptance within 1 %; both figures are printed.
+Needs as many GPUs as stages. The GPU kernels take no float32, and in bfloat16 another batch shape may flip a tie
+between two tokens: replies are compared by share, acceptance within 1 %, and both figures are printed.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from toy_transport import Clock
 
 from sglang_pp_spec.core import apply as core_apply
 from sglang_pp_spec.core.errors import FrameRefused
-from sglang_pp_spec.core.frame import FrameKind, FramePayload, FrameRows
+from sglang_pp_spec.core.frame import FrameKind, FramePayload, FrameRows, fill_rows
 from sglang_pp_spec.core.identity import RowIdentity
 from sglang_pp_spec.core.layout import FrameLayout
 from sglang_pp_spec.core.stage_loop import ArrivedFrame, BatchRow, StageLoop, Turn
@@ -130,12 +130,13 @@ class ToyEngine(Scheduling, Sampling):
         batch.lengths = torch.full_like(batch.lengths, POISON)  # whoever reads live lengths now is found out
         return outcome
 
-    def device_frame(self, started: Tensor) -> Tensor:
+    def fill_frame(self, started: Tensor, payload: FramePayload) -> Tensor:
         """Padding rows and unused columns hold poison, as reused buffers hold old data."""
         frame = started.clone()
         num_rows = int(started[0, 5])
         frame[1 + num_rows :] = POISON
         frame[1 : 1 + num_rows, self.layout.tokens.start + 1 : self.layout.tokens.stop] = POISON
+        fill_rows(frame, self.layout, payload)
         return frame
 
     def send_proxy(self, turn: Turn[ToyBatch]) -> None:

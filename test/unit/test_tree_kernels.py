@@ -199,9 +199,7 @@ def expected_path(tree: Tree, tokens: list[int], targets: list[int], max_path: i
     """Nodes accepted: repeatedly the first child, by node number, that carries the target's token."""
     path = [0]
     while len(path) < max_path:
-        fitting = [
-            i for i, above in enumerate(tree.parent) if above == path[-1] and tokens[i] == targets[path[-1]]
-        ]
+        fitting = [i for i, above in enumerate(tree.parent) if above == path[-1] and tokens[i] == targets[path[-1]]]
         if not fitting:
             break
         path.append(fitting[0])
