@@ -1,7 +1,7 @@
 """Faults on the frame channel, asked for by name: how tests see that a wrong frame is refused on a real server.
 
-A fault is ``kind@step``: from the first frame of that step or a later one on, the last stage misbehaves once. Its own
-local frame stays right, as it would if the link were at fault.
+A fault is ``kind@N``: at the N-th frame, or the first one after it that the fault can happen to, the last stage
+misbehaves once. Its own local frame stays right, as it would if the link were at fault.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from torch import Tensor
 from .channel import FrameChannel
 from .layout import HEADER_FIELDS, NUM_ACCEPTED
 
-_STEP = HEADER_FIELDS.index("step")
 _NUM_ROWS = HEADER_FIELDS.index("num_rows")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and from which step on."""
+    """What goes wrong, and from which frame on."""
 
     kind: str
-    step: int
+    frame: int
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """``kind@step``; ValueError for an unknown kind."""
-        kind, _, step = text.partition("@")
-        if kind not in KINDS or not step.isdigit():
-            raise ValueError(f"{text!r} is no fault; write one of {', '.join(KINDS)} as kind@step")
-        return cls(kind, int(step))
+        """``kind@N``; ValueError for an unknown kind."""
+        kind, _, frame = text.partition("@")
+        if kind not in KINDS or not frame.isdigit():
+            raise ValueError(f"{text!r} is no fault; write one of {', '.join(KINDS)} as kind@N")
+        return cls(kind, int(frame))
 
 
 class FaultyChannel(FrameChannel):
@@ -41,17 +40,19 @@ class FaultyChannel(FrameChannel):
     def __init__(self, *args: Any, fault: Fault, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._fault: Fault | None = fault
+        self._num_sent = 0
         self._previous: Tensor | None = None
         self._held: tuple[int, Tensor] | None = None
 
     def send(self, slot: int, frame: Tensor) -> None:
         """Send, unless the fault says otherwise."""
         fault, previous, self._previous = self._fault, self._previous, frame
+        self._num_sent += 1
         if self._held is not None:
             (late_slot, late), self._held = self._held, None
             super().send(slot, frame)
             super().send(late_slot, late)
-        elif fault is None or int(frame[0, _STEP]) < fault.step or not KINDS[fault.kind][0](frame, previous):
+        elif fault is None or self._num_sent < fault.frame or not KINDS[fault.kind][0](frame, previous):
             super().send(slot, frame)
         else:
             self._fault = None

@@ -20,7 +20,7 @@ class Settings:
     enabled: bool = False  # SGLANG_ENABLE_PP_SPEC
     cpu_engine: bool = False  # SGLANG_PP_SPEC_CPU_ENGINE: SGLang on a machine without a GPU
     on_mismatch: str = "stop"  # SGLANG_PP_SPEC_ON_MISMATCH: stop the engine, or abort the affected requests
-    fault: str = ""  # SGLANG_PP_SPEC_FAULT: for tests, kind@step of ``core.faults``, "" = none
+    fault: str = ""  # SGLANG_PP_SPEC_FAULT: for tests, kind@N of ``core.faults``, "" = none
     frame_timeout_s: float = 300.0  # SGLANG_PP_SPEC_FRAME_TIMEOUT_S: CPU: how long a stage waits for a frame
     timeline: str = ""  # SGLANG_PP_SPEC_TIMELINE: folder for one JSON-lines file of events per stage, "" = off
     stage_delay_ms: float = 0.0  # SGLANG_PP_SPEC_STAGE_DELAY_MS: CPU engine only, sleep added to a target forward

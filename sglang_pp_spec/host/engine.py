@@ -85,7 +85,7 @@ class SchedulerEngine:
     def _diverge(self, batch: ScheduleBatch) -> None:
         """The fault ``diverge@N``, for tests: once, at the N-th batch or later, stage 0 drops a request by itself."""
         self._num_scheduled += 1
-        if self._num_scheduled >= self._fault.step and batch.forward_mode.is_decode() and len(batch.reqs) > 1:
+        if self._num_scheduled >= self._fault.frame and batch.forward_mode.is_decode() and len(batch.reqs) > 1:
             batch.filter_batch(keep_indices=list(range(len(batch.reqs) - 1)))
             self._fault = None
 
