@@ -51,9 +51,9 @@ def references() -> Callable[[ServerSpec], dict[str, list[Reply]]]:
     return lambda spec: of_topk(spec.topk)
 
 
-@pytest.fixture(scope="session", params=ARMS)
+@pytest.fixture(scope="class", params=ARMS)
 def arm(request: pytest.FixtureRequest, references: Callable[[ServerSpec], dict[str, list[Reply]]]) -> Iterator[Arm]:
-    """One plugin server after the other; pytest runs all tests of a server before it starts the next."""
+    """One plugin server after the other; all tests of a class run on a server before the next one starts."""
     spec = ARMS[request.param]
     reference = references(spec)
     with Server(spec) as server:

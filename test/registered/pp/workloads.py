@@ -100,17 +100,22 @@ def ask_with_aborts(server: Server, asks: Sequence[Ask], victims: Sequence[Ask])
         Ask(v.prompt, v.max_new_tokens, v.after_s, True, {"rid": rid}) for v, rid in zip(victims, rids, strict=True)
     ]
 
-    def abort_all() -> None:
-        for rid in rids:
-            server.abort(rid)
-            time.sleep(0.1)
+    over = threading.Event()
 
-    timer = threading.Timer(0.8, abort_all)
-    timer.start()
+    def abort_all() -> None:
+        wait_s = 0.8
+        while not over.wait(wait_s):  # an abort that comes before its request does nothing: ask again
+            for rid in rids:
+                server.abort(rid)
+            wait_s = 0.4
+
+    aborts = threading.Thread(target=abort_all)
+    aborts.start()
     try:
         replies = ask_all(server, [*asks, *named])
     finally:
-        timer.join(timeout=30)
+        over.set()
+        aborts.join(timeout=30)
     return replies[: len(asks)], replies[len(asks) :]
 
 
