@@ -11,6 +11,7 @@ from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.utils import DynamicGradMode
 
+from ..core.errors import PPSpecError
 from ..core.placement import Action, Placement, decide
 from ..core.settings import Settings
 from ..core.stage_loop import StageLoop
@@ -75,8 +76,14 @@ class PPSpecScheduler(Scheduler):
         if not self.runs_pp_spec:
             return super().event_loop_pp()
         self.stage_loop = self._open_stage_loop()
-        while not self.gracefully_exit:
-            self.stage_loop.run_round()
+        try:
+            while not self.gracefully_exit:
+                self.stage_loop.run_round()
+        except RuntimeError as error:
+            if "gloo" not in str(error):
+                raise
+            stage = self.pp_group.rank_in_group
+            raise PPSpecError(f"stage {stage} lost another stage of the pipeline: {error}") from error
 
     def _open_stage_loop(self) -> StageLoop[ScheduleBatch]:
         self.init_pp_loop_state()

@@ -100,7 +100,7 @@ class TestDeadStage:
             killer.wait(timeout=10)
             assert time.monotonic() - timer_start < 31
             assert seconds_until_gone(server) < 30
-            assert re.search(r"FrameRefused|Connection closed|died|terminated|exit code|Child process", server.log())
+            assert re.search(r"lost another stage of the pipeline|the other stage is gone|it is gone", server.log())
 
 
 class TestNoise:
@@ -116,13 +116,14 @@ class TestNoise:
         ]
         victims = [Ask(few_shot(1, seed=60 + i), 1500, after_s=rng.uniform(0, 6)) for i in range(40)]
         small = (*CHAIN.extra_args, "--max-total-tokens", "1800", "--max-running-requests", "16")
-        with Server(replace(CHAIN, pp=pp, mode="plugin", extra_args=small)) as server:
+        retract = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "40"}  # besides KV pressure
+        with Server(replace(CHAIN, pp=pp, mode="plugin", extra_args=small, extra_env=retract)) as server:
             undisturbed = [reply.token_ids for reply in ask_all(server, asks)]
             server.flush_cache(timeout_s=20)
             replies, aborted = ask_with_aborts(server, asks, victims)
             assert [reply.token_ids for reply in replies] == undisturbed
             assert sum(reply.finish_reason == "abort" for reply in aborted) == len(victims)
-            assert "Retract requests" in server.log(), "nothing was retracted"
+            assert re.search(r"#retracted_reqs: [1-9]", server.log()), "nothing was retracted"
             server.flush_cache(timeout_s=20)  # an error unless every slot of the KV pool came back
             assert server.is_alive()
 
