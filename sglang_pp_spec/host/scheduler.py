@@ -145,7 +145,8 @@ class PPSpecScheduler(Scheduler):
 
     def _fair_share(self) -> int:
         """Requests per slot if all that run or wait were spread over as many slots as there are stages."""
-        batches = (*self.running_mbs, *self.mbs)  # a prefill in flight is in ``mbs`` alone
+        # A prefill in flight is in ``mbs`` alone; one whose frame was just applied, in ``last_mbs``.
+        batches = (*self.running_mbs, *self.mbs, *self.last_mbs)
         live = {req for batch in batches if batch is not None for req in batch.reqs if not req.finished()}
         return max(1, -(-(len(live) + len(self.waiting_queue)) // self.pp_group.world_size))
 
