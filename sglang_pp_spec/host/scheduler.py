@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from sglang.srt.managers.io_struct import AbortReq
-from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.schedule_batch import NextBatchPlan, ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
@@ -88,7 +88,7 @@ class PPSpecScheduler(Scheduler):
     def _open_stage_loop(self) -> StageLoop[ScheduleBatch]:
         self.init_pp_loop_state()
         stage, num_stages = self.pp_group.rank_in_group, self.pp_group.world_size
-        layout = frame_layout()
+        layout = frame_layout(capacity=self.req_to_token_pool.size)
         timeline = Timeline.open(self.settings.timeline, stage)
         transport = FrameTransport(self, layout, timeline)
         transport.channel.open()
@@ -137,6 +137,23 @@ class PPSpecScheduler(Scheduler):
         if self.stage_loop is None:
             return allowed
         return min(allowed, self._fair_share() - running_bs)
+
+    def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
+        """A prompt whose last chunk would overfill this slot waits for the turn of one that has room.
+
+        A request decodes in the slot that its last chunk ran in, and the host lets a continuing chunk into any slot:
+        with prompts of as many chunks as there are slots, all of them would decode in one.
+        """
+        if self.stage_loop is not None and self._would_overfill(running_batch):
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        return super().get_new_batch_prefill(running_batch)
+
+    def _would_overfill(self, running_batch: ScheduleBatch) -> bool:
+        # Never true of all slots at once: ``_fair_share`` counts the chunked request, which is in none of them.
+        req = self.chunked_req
+        if req is None or req.seqlen - req.prefix_len > self.chunked_prefill_size:
+            return False
+        return len(running_batch.reqs) >= min(self._fair_share(), get_parallel().pp_max_micro_batch_size)
 
     def open_slot(self, running_batch: ScheduleBatch) -> None:
         """A slot that was full by its share is open again once the share has grown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.runtime_context import get_spec
 
 from ..core.layout import FrameLayout, TreeShape
 
@@ -17,6 +17,6 @@ def tree_shape() -> TreeShape:
     )
 
 
-def frame_layout() -> FrameLayout:
-    """Frames hold a full microbatch, and one row more for a chunk that continues beside new requests."""
-    return FrameLayout(tree_shape(), capacity=get_parallel().pp_max_micro_batch_size + 1)
+def frame_layout(capacity: int) -> FrameLayout:
+    """``capacity``: as many rows as requests may hold KV; the host lets a last chunk overfill any microbatch."""
+    return FrameLayout(tree_shape(), capacity=capacity)

@@ -34,6 +34,7 @@ SYMBOLS = (
     _row(_SCHEDULER + "event_loop_pp", "override", "self", "our loop"),
     _row(_SCHEDULER + "maybe_init_draft_worker", "override", "self", "drafter on the last stage"),
     _row(_SCHEDULER + "get_num_allocatable_reqs", "override", "self running_bs", "requests spread over slots"),
+    _row(_SCHEDULER + "get_new_batch_prefill", "override", "self running_batch", "last chunks spread over slots"),
     _row(_SCHEDULER + "abort_request", "override", "self recv_req", "the end of a refused request"),
     _row(_SCHEDULER + "send_abort_output", "call", "self abort_req req", "the end of a refused request"),
     _row(

@@ -5,6 +5,7 @@ The bonus token is always accepted, so text stays right when every draft is lost
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 
@@ -97,6 +98,20 @@ class TestPPSpecPressure:
         assert [r.token_ids for r in replies] == [r.token_ids for r in reference]
         # A resume starts from a prefill, which decides one token without a round and may cut a round into two.
         assert accept_length(replies) == pytest.approx(accept_length(reference), rel=0.1)
+
+    def test_chunked_prompts_do_not_pile_up_in_one_slot(self) -> None:
+        """A last chunk may land in any slot: nine once decoded in a slot of four, more than a frame held."""
+        rng = random.Random(1)
+        asks = [
+            Ask(few_shot(rng.randint(1, 3), seed=i), rng.randint(1, 120), after_s=0.05 * i, ignore_eos=True)
+            for i in range(60)
+        ]
+        crowded = replace(CHAIN, pp=4, mode="plugin", extra_args=(*CHAIN.extra_args, "--max-running-requests", "16"))
+        with Server(crowded) as server:
+            replies = ask_all(server, asks)
+            in_one_slot = {int(n) for n in re.findall(r"Decode batch.*?#running-req: (\d+)", server.log())}
+        assert [reply.completion_tokens for reply in replies] == [ask.max_new_tokens for ask in asks]
+        assert max(in_one_slot) == 4
 
 
 class TestPPSpecGate:
