@@ -1,9 +1,17 @@
-"""What a checked frame changes on a stage, in order: one function for every engine and every mode.
+"""What a frame changes on a stage, in order: the same functions for every engine and both modes.
+
+``adopt_frame``, from the frame on the device:
 
 1. ``commit_cache``   the stage's own KV and recurrent state move to the accepted path, at forward-time lengths;
 2. ``advance``        lengths grow by the accepted counts;
-3. ``fold``           the requests carry the next trees from now on;
-4. ``account``        tokens reach the requests: output, grammar, finish, streaming.
+3. ``fold``           the requests carry the next trees from now on.
+
+``account_frame``, from the frame on the host:
+
+4. ``deliver``        tokens reach the requests: output, grammar, finish, streaming.
+
+Without overlap the frame was read and checked before 1, and 4 follows at once. With overlap the next round is
+launched between 3 and 4; what 1 to 3 are given then is ``guarded`` (``core/guard.py``).
 
 The frame's rows are labelled with the identities the step was launched with, never with those of the live batch. A
 row whose request was aborted, finished or rebuilt since, or that the frame was refused for, is not owned: it reaches
@@ -21,7 +29,8 @@ from torch import Tensor
 from .frame import FrameKind, FrameRows
 from .identity import RowIdentity
 from .layout import FrameLayout, TreeShape
-from .stage_loop import ArrivedFrame, Turn
+from .placing import index_tensor
+from .stage_loop import Turn
 from .tree_rows import TreeRows
 
 Batch = TypeVar("Batch")
@@ -37,37 +46,46 @@ class StageState(Protocol[Batch]):
         """Keep the accepted path of the ``owned`` rows in the stage's own KV and recurrent state."""
 
     def advance(
-        self, turn: Turn[Batch], on_device: FrameRows, on_host: FrameRows, live: Sequence[RowIdentity]
+        self, turn: Turn[Batch], on_device: FrameRows, on_host: FrameRows | None, live: Sequence[RowIdentity]
     ) -> None:
-        """New length = forward-time length + accepted count for the rows ``live`` still has; ``advanced_lengths``."""
+        """New length = forward-time length + accepted count for the rows ``live`` still has; ``advanced_lengths``.
+
+        ``on_host`` is None where the host has not read the frame: it then knows no lengths until it has.
+        """
 
     def fold(self, turn: Turn[Batch], newer: TreeRows) -> None:
         """Take the newer trees."""
 
-    def account(self, turn: Turn[Batch], rows: FrameRows, owned: Sequence[int]) -> None:
+    def deliver(self, turn: Turn[Batch], rows: FrameRows, owned: Sequence[int]) -> None:
         """Give the ``owned`` rows their tokens; drain what the other rows held. ``rows`` is on the host."""
 
 
-def apply_frame(
-    state: StageState[Batch],
-    turn: Turn[Batch],
-    frame: ArrivedFrame,
-    layout: FrameLayout,
-    live: Sequence[RowIdentity],
+def adopt_frame(
+    state: StageState[Batch], turn: Turn[Batch], layout: FrameLayout, live: Sequence[RowIdentity]
 ) -> None:
-    """Apply a checked frame to ``turn``'s batch; ``live`` names the batch's rows now."""
-    header, launched = turn.launch.header, turn.launch.identities
-    on_device = FrameRows.of(frame.device, layout, header.num_rows)
-    on_host = FrameRows.of(frame.host, layout, header.num_rows)
+    """Take the device values of ``turn``'s frame over; ``live`` names the batch's rows now."""
+    header = turn.launch.header
+    assert turn.adoptable is not None
+    rows = FrameRows.of(turn.adoptable, layout, header.num_rows)
+    on_host = None if turn.on_host is None else FrameRows.of(turn.on_host, layout, header.num_rows)
+    if header.kind is FrameKind.VERIFY:
+        state.commit_cache(turn, rows, owned_rows(state, turn))
+        state.advance(turn, rows, on_host, live)
+    if header.kind is not FrameKind.MIDDLE:
+        state.fold(turn, TreeRows.of_frame(rows, layout.shape, turn.launch.identities))
+
+
+def account_frame(state: StageState[Batch], turn: Turn[Batch], layout: FrameLayout) -> None:
+    """Give the tokens of ``turn``'s checked frame to the requests that still own their rows."""
+    assert turn.on_host is not None
+    state.deliver(turn, FrameRows.of(turn.on_host, layout, turn.launch.header.num_rows), owned_rows(state, turn))
+
+
+def owned_rows(state: StageState[Batch], turn: Turn[Batch]) -> list[int]:
+    """Launched rows whose request still is the one the step ran for, less those the frame was refused for."""
     samples = turn.launch.samples
     refused = [row for row in turn.refused_rows if samples[row]]  # a middle chunk still drains its counter
-    owned = [row for row in range(header.num_rows) if row not in refused and state.owns_row(turn, row)]
-    if header.kind is FrameKind.VERIFY:
-        state.commit_cache(turn, on_device, owned)
-        state.advance(turn, on_device, on_host, live)
-    if header.kind is not FrameKind.MIDDLE:
-        state.fold(turn, TreeRows.of_frame(on_device, layout.shape, launched))
-    state.account(turn, on_host, owned)
+    return [row for row in range(turn.launch.header.num_rows) if row not in refused and state.owns_row(turn, row)]
 
 
 def owns_row(
@@ -98,7 +116,7 @@ def advanced_lengths(
         return advanced
     position = {identity: i for i, identity in enumerate(launched)}
     pairs = [(i, position[identity]) for i, identity in enumerate(live) if identity in position]
-    index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).to(current.device, non_blocking=True)
+    index = index_tensor(pairs, current.device).reshape(-1, 2)
     lengths = current.clone()
     lengths[index[:, 0]] = advanced[index[:, 1]]
     return lengths

@@ -1,7 +1,8 @@
 """How frames travel: from the last stage to every earlier one, in a process group that carries nothing else.
 
-A receive is posted early, into the slot's own buffer, so a frame arrives while the stage works on other slots. A
-sent frame is kept alive until the slot is used again. With NCCL ``wait`` orders streams and never blocks the host;
+A receive is posted early, into a buffer of the slot, so a frame arrives while the stage works on other slots. A slot
+has two buffers in turn: with overlap the host reads a frame after the receive of the next one was posted. A sent
+frame is kept alive until the slot is used again. With NCCL ``wait`` orders streams and never blocks the host;
 with gloo it blocks until the frame is there.
 """
 
@@ -37,7 +38,7 @@ class FrameChannel:
         self._group = group
         self._ranks = ranks
         self._device = device
-        self._buffers: dict[int, Tensor] = {}
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # (of the latest post, of the one before)
         self._work: dict[int, list[dist.Work]] = {}
         self._sent: dict[int, Tensor] = {}
 
@@ -72,16 +73,17 @@ class FrameChannel:
 
     def post(self, slot: int) -> None:
         """Post the receive of the slot's next frame."""
-        buffer = self._buffers.get(slot)
-        if buffer is None:
-            buffer = torch.empty(self.layout.size, dtype=torch.int64, device=self._device)
-            self._buffers[slot] = buffer
-        self._work[slot] = [self._start(dist.irecv, buffer, self._ranks[-1])]
+        latest, before = self._buffers.get(slot) or (self._new_buffer(), self._new_buffer())
+        self._buffers[slot] = before, latest
+        self._work[slot] = [self._start(dist.irecv, before, self._ranks[-1])]
 
     def receive(self, slot: int) -> Tensor:
-        """The frame whose receive was posted for ``slot``; the buffer is reused by the slot's next ``post``."""
+        """The frame whose receive was posted last for ``slot``; its buffer is reused by the post after the next."""
         self._finish(slot)
-        return self._buffers[slot]
+        return self._buffers[slot][0]
+
+    def _new_buffer(self) -> Tensor:
+        return torch.empty(self.layout.size, dtype=torch.int64, device=self._device)
 
     def _start(self, operation: Callable[..., dist.Work | None], tensor: Tensor, rank: int) -> dist.Work:
         work = operation(tensor, rank, group=self._group)

@@ -1,10 +1,12 @@
-"""What a stage has launched and not yet applied, and who every request is right now.
+"""What a stage has launched and not yet accounted for, and who every request is right now.
 
 Every stage keeps its own ledger; they stay equal because all stages launch the same steps in the same order, and a
 stage that did not is found at its next frame, whose header and row identities come from the last stage's ledger.
 
-The life of a step: ``launch`` (identities fixed, fence taken) -> frame arrives and is checked against the
-``Launch`` -> state is changed -> ``settle`` (fence given back). ``discard`` ends a step without applying it.
+The life of a step: ``launch`` (identities fixed, fences taken) -> ``adopt`` (the next round may start from its frame
+on the device) -> ``settle`` (its tokens reached the requests). Two fences bound how far a request runs ahead: it
+never has a second step under way whose frame was not adopted, since that would be speculation on speculation; and it
+has at most ``max_unread`` steps the host has not accounted for, for which its KV was reserved.
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ class _Life:
 
 
 class Ledger:
-    """Launched steps per slot, in-flight share per request, incarnation per request id."""
+    """Launched steps per slot, fences per request, incarnation per request id; ``max_unread`` is 2 with overlap."""
 
-    def __init__(self, *, epoch: int, num_slots: int, max_in_flight: int = 1) -> None:
+    def __init__(self, *, epoch: int, num_slots: int, max_unread: int = 1) -> None:
         self.epoch = epoch
-        self.max_in_flight = max_in_flight
-        self._launched: list[Launch | None] = [None] * num_slots
-        self._in_flight: dict[RowIdentity, int] = {}
+        self.max_unread = max_unread
+        self._launched: list[list[Launch]] = [[] for _ in range(num_slots)]  # unsettled, oldest first
+        self._adopted: set[int] = set()  # steps, of the launched ones
+        self._in_flight: dict[RowIdentity, int] = {}  # steps launched, not adopted
+        self._unread: dict[RowIdentity, int] = {}  # steps launched, not settled
         self._lives: dict[str, _Life] = {}
         self._next_incarnation = 1
 
@@ -87,54 +91,83 @@ class Ledger:
     def launch(
         self, *, step: int, slot: int, kind: FrameKind, identities: Sequence[RowIdentity], samples: Sequence[bool]
     ) -> Launch:
-        """Note a step as launched and take the fence of every row it decides tokens of."""
-        held = self._launched[slot]
-        if held is not None:
-            raise LedgerFault(f"slot {slot} still holds step {held.header.step}")
+        """Note a step as launched and take the fences of every row it decides tokens of."""
+        self._require_room(slot)
         header = FrameHeader(self.epoch, step, slot, kind, len(identities))
         launch = Launch(header, tuple(identities), tuple(samples))
         rows = launch.output_rows
-        shares = {identity: self._in_flight.get(identity, 0) + 1 for identity in rows}
-        if len(shares) != len(rows):
+        if len(set(rows)) != len(rows):
             raise FenceViolation(f"step {step} slot {slot}: a request is in this batch twice: {_names(rows)}")
-        for identity, share in shares.items():
-            if share > self.max_in_flight:
-                raise FenceViolation(
-                    f"step {step} slot {slot}: {identity} already has {self.max_in_flight} frame(s) in flight"
-                )
-        self._in_flight.update(shares)
-        self._launched[slot] = launch
+        for identity in rows:
+            if self._in_flight.get(identity):
+                raise FenceViolation(f"step {step} slot {slot}: {identity} already has 1 frame(s) in flight")
+            if self._unread.get(identity, 0) >= self.max_unread:
+                raise FenceViolation(f"step {step} slot {slot}: {identity} has {self.max_unread} step(s) unread")
+        _add(self._in_flight, rows)
+        _add(self._unread, rows)
+        self._launched[slot].append(launch)
         return launch
 
+    def _require_room(self, slot: int) -> None:
+        held = self._launched[slot]
+        if held and held[-1].header.step not in self._adopted:
+            raise LedgerFault(f"slot {slot} still holds step {held[-1].header.step}")
+        if len(held) >= self.max_unread:
+            raise LedgerFault(f"slot {slot} still holds step {held[0].header.step}, unread")
+
     def expected(self, slot: int) -> Launch | None:
-        """The step whose frame this slot waits for."""
-        return self._launched[slot]
+        """The oldest step of the slot that is not settled."""
+        return self._launched[slot][0] if self._launched[slot] else None
+
+    def adopt(self, launch: Launch) -> None:
+        """The stage took over what the frame of ``launch`` says: its rows may be launched again."""
+        held = any(launch is other for other in self._launched[launch.header.slot])
+        if not held or launch.header.step in self._adopted:
+            raise LedgerFault(f"step {launch.header.step} is not to be adopted in slot {launch.header.slot}")
+        self._adopted.add(launch.header.step)
+        _subtract(self._in_flight, launch.output_rows)
 
     def settle(self, launch: Launch) -> None:
-        """The frame of ``launch`` was applied or discarded: give its in-flight share back."""
-        slot = launch.header.slot
-        if self._launched[slot] is not launch:
-            raise LedgerFault(f"step {launch.header.step} is not what slot {slot} holds")
-        self._launched[slot] = None
-        for identity in launch.output_rows:
-            left = self._in_flight[identity] - 1
-            if left:
-                self._in_flight[identity] = left
-            else:
-                del self._in_flight[identity]
+        """The tokens of ``launch`` reached their requests: give its share back."""
+        slot, step = launch.header.slot, launch.header.step
+        if self.expected(slot) is not launch:
+            raise LedgerFault(f"step {step} is not what slot {slot} holds")
+        if step not in self._adopted:
+            raise LedgerFault(f"step {step} was not adopted")
+        self._launched[slot].pop(0)
+        self._adopted.discard(step)
+        _subtract(self._unread, launch.output_rows)
 
     @property
     def is_idle(self) -> bool:
-        return all(launch is None for launch in self._launched)
+        return not any(self._launched)
 
     def check_integrity(self) -> None:
-        """Raise ``LedgerFault`` if in-flight shares and launched steps disagree, or a share outlived its step."""
-        counted: dict[RowIdentity, int] = {}
-        for launch in self._launched:
-            for identity in launch.output_rows if launch else ():
-                counted[identity] = counted.get(identity, 0) + 1
-        if counted != self._in_flight:
-            raise LedgerFault(f"in flight {self._in_flight}, but launched steps say {counted}")
+        """Raise ``LedgerFault`` if shares and launched steps disagree, or a share outlived its step."""
+        in_flight: dict[RowIdentity, int] = {}
+        unread: dict[RowIdentity, int] = {}
+        for launch in (launch for launches in self._launched for launch in launches):
+            _add(unread, launch.output_rows)
+            if launch.header.step not in self._adopted:
+                _add(in_flight, launch.output_rows)
+        if in_flight != self._in_flight:
+            raise LedgerFault(f"in flight {self._in_flight}, but launched steps say {in_flight}")
+        if unread != self._unread:
+            raise LedgerFault(f"unread {self._unread}, but launched steps say {unread}")
+
+
+def _add(shares: dict[RowIdentity, int], rows: Sequence[RowIdentity]) -> None:
+    for identity in rows:
+        shares[identity] = shares.get(identity, 0) + 1
+
+
+def _subtract(shares: dict[RowIdentity, int], rows: Sequence[RowIdentity]) -> None:
+    for identity in rows:
+        left = shares[identity] - 1
+        if left:
+            shares[identity] = left
+        else:
+            del shares[identity]
 
 
 def _names(rows: Sequence[RowIdentity]) -> list[str]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .frame import FrameKind, count_problem, row_counts
-from .layout import HEADER_FIELDS, NUM_ACCEPTED, NUM_DRAFTS, FrameLayout
+from .frame import FrameKind, begin_frame, count_problem, row_counts
+from .layout import HEADER_FIELDS, NUM_ACCEPTED, FrameLayout
 from .ledger import Launch
 
 
@@ -37,21 +37,25 @@ def affected_rows(frame: Tensor, launch: Launch, layout: FrameLayout) -> tuple[i
 
 def degenerate(frame: Tensor, launch: Launch, layout: FrameLayout, rows: Sequence[int]) -> Tensor:
     """A frame for ``launch``, on ``frame``'s device: ``rows`` degenerate, the others as ``frame`` has them."""
-    num_rows = launch.header.num_rows
-    replaced = sorted(set(rows))
-    keep = [row for row in range(num_rows) if row not in replaced]
-    safe = torch.zeros(layout.size, dtype=torch.int64)
-    safe[0, : len(HEADER_FIELDS)] = torch.tensor(launch.header.words(layout), dtype=torch.int64)
-    for row in replaced:
-        words = launch.identities[row].words
-        safe[1 + row, :NUM_ACCEPTED] = torch.tensor(words, dtype=torch.int64)
-        safe[1 + row, NUM_ACCEPTED] = int(launch.samples[row])
-        safe[1 + row, NUM_DRAFTS] = 0
-        if launch.header.kind is FrameKind.VERIFY and not layout.shape.is_chain:
-            safe[1 + row, layout.accept_index] = -1  # the root alone is accepted
-            safe[1 + row, layout.accept_index.start] = 0
-    safe = safe.to(frame.device)
+    safe = degenerate_frame(launch, layout).to(frame.device)
+    keep = [1 + row for row in range(launch.header.num_rows) if row not in set(rows)]
     if keep:
-        index = torch.tensor([1 + row for row in keep], dtype=torch.int64).to(frame.device)
+        index = torch.tensor(keep, dtype=torch.int64).to(frame.device)
         safe[index] = frame[index]
     return safe
+
+
+def degenerate_frame(launch: Launch, layout: FrameLayout) -> Tensor:
+    """A host frame for ``launch`` that says as little as a right one can: one token 0 per sampling row, no drafts."""
+    frame = begin_frame(
+        launch.header,
+        launch.identities,
+        layout,
+        num_accepted=[int(samples) for samples in launch.samples],
+        num_drafts=[0] * launch.header.num_rows,
+    )
+    if launch.header.kind is FrameKind.VERIFY and not layout.shape.is_chain:
+        body = frame[1 : 1 + launch.header.num_rows, layout.accept_index]
+        body.fill_(-1)
+        body[:, 0] = 0  # the root alone is accepted
+    return frame

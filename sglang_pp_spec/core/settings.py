@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 ENABLE = "SGLANG_ENABLE_PP_SPEC"
 CPU_ENGINE = "SGLANG_PP_SPEC_CPU_ENGINE"
+COLOCATED = "SGLANG_PP_SPEC_COLOCATED"
 _PREFIX = "SGLANG_PP_SPEC_"
 _TRUE = ("1", "true", "yes", "y", "t", "on")
 _FALSE = ("", "0", "false", "no", "n", "f", "off")
 ON_MISMATCH = ("stop", "abort")
+OVERLAP = ("auto", "on")
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,9 @@ class Settings:
 
     enabled: bool = False  # SGLANG_ENABLE_PP_SPEC
     cpu_engine: bool = False  # SGLANG_PP_SPEC_CPU_ENGINE: SGLang on a machine without a GPU
+    colocated: bool = False  # SGLANG_PP_SPEC_COLOCATED: development: all stages on GPU 0
     on_mismatch: str = "stop"  # SGLANG_PP_SPEC_ON_MISMATCH: stop the engine, or abort the affected requests
+    overlap: str = "auto"  # SGLANG_PP_SPEC_OVERLAP: auto = where forwards run beside the host, on = on the CPU too
     fault: str = ""  # SGLANG_PP_SPEC_FAULT: for tests, kind@N of ``core.faults``, "" = none
     frame_timeout_s: float = 300.0  # SGLANG_PP_SPEC_FRAME_TIMEOUT_S: CPU: how long a stage waits for a frame
     timeline: str = ""  # SGLANG_PP_SPEC_TIMELINE: folder for one JSON-lines file of events per stage, "" = off
@@ -32,7 +36,9 @@ class Settings:
         """Read the settings; ValueError for an unknown SGLANG_PP_SPEC_* key or a value out of range."""
         known = {
             CPU_ENGINE: ("cpu_engine", _boolean),
-            f"{_PREFIX}ON_MISMATCH": ("on_mismatch", _choice),
+            COLOCATED: ("colocated", _boolean),
+            f"{_PREFIX}ON_MISMATCH": ("on_mismatch", _one_of(*ON_MISMATCH)),
+            f"{_PREFIX}OVERLAP": ("overlap", _one_of(*OVERLAP)),
             f"{_PREFIX}FAULT": ("fault", _fault),
             f"{_PREFIX}FRAME_TIMEOUT_S": ("frame_timeout_s", _seconds),
             f"{_PREFIX}TIMELINE": ("timeline", lambda _, text: text),
@@ -55,10 +61,13 @@ def _boolean(key: str, text: str) -> bool:
     raise ValueError(f"{key}={text!r} is neither true nor false")
 
 
-def _choice(key: str, text: str) -> str:
-    if text not in ON_MISMATCH:
-        raise ValueError(f"{key}={text!r}; choose one of {', '.join(ON_MISMATCH)}")
-    return text
+def _one_of(*choices: str) -> Callable[[str, str], str]:
+    def read(key: str, text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{key}={text!r}; choose one of {', '.join(choices)}")
+        return text
+
+    return read
 
 
 def _fault(key: str, text: str) -> str:

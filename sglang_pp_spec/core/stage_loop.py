@@ -2,17 +2,19 @@
 
 A turn, on stage s of P::
 
-    apply the frame of the slot's previous step     the only wait: this slot cannot go on without it
+    adopt the frame of the slot's previous step     lengths and trees, on the device; nothing is read
     take requests in, pass them on
     decide the slot's next batch                    the same decision on every stage
     receive hidden states                           not on stage 0
     launch                                          trees rebuilt, layers run; last stage: verify, extend, draft
     send hidden states on at once                   last stage: send the frame to every earlier stage
     post the receive of the frame
+    read the previous step's frame, account for it  the only wait; the devices are busy with this step meanwhile
 
-Nothing else waits for a frame, so P slots keep P stages busy. The loop owns identity, order and the refusal of
-frames; an ``Engine`` owns requests, batches and the forward; a ``Transport`` moves frames. The server and the ring
-simulator of the tests run this same loop.
+Without overlap the frame is read, adopted and accounted for at the start of the turn. Either way nothing else waits
+for a frame, so P slots keep P stages busy. The loop owns identity, order and the refusal of frames; an ``Engine``
+owns requests, batches and the forward; a ``Transport`` moves frames. The server and the ring simulator of the tests
+run this same loop.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from .errors import FrameRefused
 from .frame import FrameKind, FramePayload, begin_frame, check_frame
+from .guard import guarded
 from .identity import RowIdentity
 from .layout import FrameLayout
 from .ledger import Launch, Ledger
@@ -43,22 +46,29 @@ class BatchRow(NamedTuple):
     samples: bool  # False for a middle prefill chunk
 
 
+class ArrivedFrame(Protocol):
+    """A frame of [1 + capacity, width] int64 that has arrived as far as the device is concerned."""
+
+    @property
+    def device(self) -> Tensor:
+        """The frame on the stage's device, valid for work that is queued from now on."""
+
+    def read(self) -> Tensor:
+        """Wait for its complete host copy."""
+
+
 @dataclass
 class Turn(Generic[Batch]):
-    """A launched batch until its frame is applied."""
+    """A launched batch until its frame was accounted for."""
 
     launch: Launch
     batch: Batch
     forward: object = None  # what the engine must remember of the forward, as it was at launch
+    arrived: ArrivedFrame | None = None
+    on_host: Tensor | None = None  # the frame, checked; None until it was read
+    adoptable: Tensor | None = None  # the frame on the device as it may be used: checked or guarded
+    is_settled: bool = False
     refused_rows: tuple[int, ...] = ()  # rows the frame was wrong for: no token of them reaches a request
-
-
-@dataclass(frozen=True)
-class ArrivedFrame:
-    """A frame of [1 + capacity, width] int64: on the stage's device, and its complete host copy."""
-
-    device: Tensor
-    host: Tensor
 
 
 class Transport(Protocol):
@@ -71,7 +81,7 @@ class Transport(Protocol):
         """Earlier stages: post the receive of the slot's frame."""
 
     def fetch(self, slot: int) -> ArrivedFrame:
-        """Wait for the slot's frame; on the last stage it is the one sent."""
+        """The slot's frame; on the last stage it is the one sent. On a GPU the host does not wait for it."""
 
 
 class Engine(Protocol[Batch]):
@@ -108,11 +118,17 @@ class Engine(Protocol[Batch]):
     def send_proxy(self, turn: Turn[Batch]) -> None:
         """Start sending hidden states to the next stage."""
 
-    def apply(self, turn: Turn[Batch], frame: ArrivedFrame, live: Sequence[RowIdentity]) -> None:
-        """Apply a checked frame; ``live`` names the batch's requests now."""
+    def needs_account(self, batch: Batch) -> bool:
+        """Whether ``batch`` can only be launched here once its previous step is accounted for (a grammar's mask)."""
 
-    def settle(self, slot: int, turn: Turn[Batch]) -> Sequence[bool]:
-        """The turn is over: release what it held. Per launched row, whether its request is finished."""
+    def adopt(self, turn: Turn[Batch], live: Sequence[RowIdentity]) -> None:
+        """Adopt ``turn.adoptable`` (``core.apply.adopt_frame``); ``live`` names the batch's requests now."""
+
+    def account(self, turn: Turn[Batch]) -> Sequence[bool]:
+        """Account for ``turn.on_host`` (``core.apply.account_frame``) and release what the turn held.
+
+        Returns whether its request is finished, per launched row.
+        """
 
     def idle(self) -> None:
         """A whole round of slots had nothing to do."""
@@ -124,8 +140,8 @@ class RefusalPolicy(Protocol[Batch]):
     def refused(self, turn: Turn[Batch], rows: Sequence[int], reason: FrameRefused) -> bool:
         """The frame of ``turn`` is wrong for ``rows``: True to go on, after seeing to the end of their requests.
 
-        They must be over on every stage before the slot is scheduled in this turn: elsewhere the frame may have
-        ended them. Only stage 0 can promise that, with the requests it is about to take in and pass on.
+        They must be over on every stage before anything is scheduled after this: elsewhere the frame may have
+        ended them. Only stage 0 can promise that, with the requests it takes in and passes on next.
         False stops the stage with ``reason``.
         """
 
@@ -143,14 +159,16 @@ class StageLoop(Generic[Batch]):
         num_stages: int,
         num_slots: int,
         epoch: int,
+        overlap: bool = False,
     ) -> None:
         self.engine = engine
         self.transport = transport
         self.layout = layout
         self.num_slots = num_slots
-        self.operations = turn_operations(stage, num_stages)
-        self.ledger = Ledger(epoch=epoch, num_slots=num_slots)
-        self.turns: list[Turn[Batch] | None] = [None] * num_slots
+        self.operations = turn_operations(stage, num_stages, overlap=overlap)
+        self.ledger = Ledger(epoch=epoch, num_slots=num_slots, max_unread=2 if overlap else 1)
+        self.turns: list[Turn[Batch] | None] = [None] * num_slots  # the slot's newest step
+        self.previous: Turn[Batch] | None = None  # in a turn: the slot's step before this turn's
         self.step = 0
 
     def run_round(self) -> bool:
@@ -164,76 +182,95 @@ class StageLoop(Generic[Batch]):
     def take_turn(self, slot: int) -> bool:
         """One slot's turn; False if the slot had nothing to launch."""
         self.engine.enter(slot)
+        previous = self.previous = self.turns[slot]
         turn: Turn[Batch] | None = None
         proxy: object = None
         frame: Tensor | None = None
         for operation in self.operations:
-            if operation is Operation.APPLY_FRAME:
-                self.apply(slot)
+            if operation is Operation.READ_FRAME:
+                self._read(previous)
+            elif operation is Operation.ADOPT_FRAME:
+                self._adopt(previous)
+            elif operation is Operation.ACCOUNT_FRAME:
+                self._account(previous)
             elif operation is Operation.TAKE_REQUESTS:
-                self.engine.enter(slot)  # requests are handled against the slot as applying left it
+                self.engine.enter(slot)  # requests are handled against the slot as adopting left it
                 self.engine.take_requests()
             elif operation is Operation.SCHEDULE:
-                turn = self._open_turn(slot)
-                if turn is None:
-                    break
+                turn = self.turns[slot] = self._open_turn(slot)
+            elif turn is None:
+                continue  # nothing was scheduled: no forward, no message
             elif operation is Operation.RECEIVE_PROXY:
                 proxy = self.engine.receive_proxy()
             elif operation is Operation.LAUNCH:
-                assert turn is not None
+                if self.engine.needs_account(turn.batch):
+                    self._read(previous)
+                    self._account(previous)
                 frame = self._launch(turn, proxy)
             elif operation is Operation.SEND_PROXY:
-                assert turn is not None
                 self.engine.send_proxy(turn)
             elif operation is Operation.SEND_FRAME:
                 assert frame is not None
                 self.transport.send(slot, frame)
             elif operation is Operation.POST_FRAME:
                 self.transport.post(slot)
+        self.previous = None
         self.step += 1
         return turn is not None
 
-    def apply(self, slot: int) -> None:
-        """Wait for the frame of the slot's step, refuse or apply it; at once if the slot launched nothing."""
-        turn = self.turns[slot]
-        if turn is None:
-            return
-        frame = self._checked(turn, self.transport.fetch(slot))
-        live = self._identities(self.engine.rows(turn.batch), begin=False)
-        self.engine.apply(turn, frame, live)
-        self.ledger.settle(turn.launch)
-        self.turns[slot] = None
-        for identity, finished in zip(turn.launch.identities, self.engine.settle(slot, turn), strict=True):
-            if finished:
-                self.ledger.retire(identity)
+    def _fetch(self, turn: Turn[Batch]) -> ArrivedFrame:
+        if turn.arrived is None:
+            turn.arrived = self.transport.fetch(turn.launch.header.slot)
+        return turn.arrived
 
-    def _checked(self, turn: Turn[Batch], frame: ArrivedFrame) -> ArrivedFrame:
-        """``frame`` if it is the turn's; else what the engine's policy allows in its place, or ``FrameRefused``."""
-        launch = turn.launch
+    def _read(self, turn: Turn[Batch] | None) -> None:
+        """Wait for the frame on the host; ``FrameRefused`` if it is not the turn's and the policy does not help."""
+        if turn is None or turn.on_host is not None:
+            return
+        frame, launch = self._fetch(turn).read(), turn.launch
         try:
-            check_frame(frame.host, launch.header, launch.identities, self.layout, samples=launch.samples)
+            check_frame(frame, launch.header, launch.identities, self.layout, samples=launch.samples)
         except FrameRefused as refused:
             policy = getattr(self.engine, "refused", None)
-            rows = affected_rows(frame.host, launch, self.layout)
+            rows = affected_rows(frame, launch, self.layout)
             if policy is None or not policy(turn, rows, refused):
                 raise
             turn.refused_rows = rows
-            return ArrivedFrame(
-                device=degenerate(frame.device, launch, self.layout, rows),
-                host=degenerate(frame.host, launch, self.layout, rows),
-            )
-        return frame
+            frame = degenerate(frame, launch, self.layout, rows)
+        turn.on_host = frame
+
+    def _adopt(self, turn: Turn[Batch] | None) -> None:
+        """Take the frame over on the device: as it was checked, or guarded if nobody has read it."""
+        if turn is None or turn.adoptable is not None:
+            return
+        frame = self._fetch(turn).device
+        if turn.on_host is None:
+            frame = guarded(frame, turn.launch, self.layout)
+        elif turn.refused_rows:
+            frame = degenerate(frame, turn.launch, self.layout, turn.refused_rows)
+        turn.adoptable = frame
+        self.engine.adopt(turn, self._identities(self.engine.rows(turn.batch), begin=False))
+        self.ledger.adopt(turn.launch)
+
+    def _account(self, turn: Turn[Batch] | None) -> None:
+        """The frame's tokens reach their requests; those that ended have no further life."""
+        if turn is None or turn.is_settled:
+            return
+        finished = self.engine.account(turn)
+        self.ledger.settle(turn.launch)
+        turn.is_settled = True
+        for identity, is_over in zip(turn.launch.identities, finished, strict=True):
+            if is_over:
+                self.ledger.retire(identity)
 
     def drain(self) -> None:
-        """Apply every frame in flight, oldest step first: afterwards nothing is in flight."""
-        waiting = [turn.launch.header for turn in self.turns if turn is not None]
-        for header in sorted(waiting, key=lambda header: header.step):
-            self.engine.enter(header.slot)
-            self.apply(header.slot)
-
-    def identify(self, batch: Batch) -> list[RowIdentity]:
-        """Who the requests of ``batch`` are now, in order."""
-        return self._identities(self.engine.rows(batch))
+        """Adopt and account for every frame in flight, oldest step first: afterwards nothing is."""
+        waiting = [turn for turn in self.turns if turn is not None]
+        for turn in sorted(waiting, key=lambda turn: turn.launch.header.step):
+            self.engine.enter(turn.launch.header.slot)
+            self._read(turn)
+            self._adopt(turn)
+            self._account(turn)
 
     def _identities(self, rows: Sequence[BatchRow], begin: bool = True) -> list[RowIdentity]:
         identify = self.ledger.identify
@@ -251,8 +288,7 @@ class StageLoop(Generic[Batch]):
             identities=self._identities(rows),
             samples=[row.samples for row in rows],
         )
-        turn = self.turns[slot] = Turn(launch, batch)
-        return turn
+        return Turn(launch, batch)
 
     def _launch(self, turn: Turn[Batch], proxy: object) -> Tensor | None:
         """Run this stage's part; on the last stage, the step's frame."""

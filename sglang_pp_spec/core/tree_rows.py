@@ -11,6 +11,7 @@ from torch import Tensor
 from .frame import FrameRows
 from .identity import RowIdentity
 from .layout import TreeShape
+from .placing import index_tensor
 
 
 @dataclass
@@ -77,7 +78,7 @@ class TreeRows:
         identities = self.identities
         self.merge(newer)
         self.identities = identities
-        self._gather(torch.tensor(take, dtype=torch.int64).to(self.tokens.device, non_blocking=True))
+        self._gather(index_tensor(take, self.tokens.device))
 
     def aligned(self, identities: Sequence[RowIdentity]) -> TreeRows:
         """These rows in the order of ``identities``; KeyError names the requests that have none."""
@@ -90,8 +91,7 @@ class TreeRows:
         rows = TreeRows(
             self.shape, list(identities), self.tokens, self.parents, self.selected, num_drafts=self.num_drafts
         )
-        take = torch.tensor([position[i] for i in identities], dtype=torch.int64)
-        rows._gather(take.to(self.tokens.device, non_blocking=True))
+        rows._gather(index_tensor([position[i] for i in identities], self.tokens.device))
         return rows
 
     def topology(self) -> tuple[Tensor, Tensor]:

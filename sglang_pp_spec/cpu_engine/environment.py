@@ -16,7 +16,6 @@ PACKAGE_ROOT = _HERE.parent.parent
 _DEFAULT_ARGS = (
     ("--device", "cpu"),
     ("--attention-backend", "intel_amx"),
-    ("--disable-overlap-schedule",),
     ("--max-total-tokens", "4096"),
     ("--mem-fraction-static", "0.2"),
 )

@@ -13,6 +13,7 @@ from ..core.apply import advanced_lengths, nodes_of_batch, owns_row
 from ..core.frame import FrameKind, FrameRows
 from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
+from ..core.placing import index_tensor
 from ..core.tree_rows import TreeRows
 from .extras import attach_extras
 from .relay_input import PPSpecRelayInput
@@ -20,7 +21,7 @@ from .turn import StageTurn, record_of
 
 
 class SchedulerState:
-    """A stage's batches and caches, as ``core.apply.apply_frame`` sees them."""
+    """A stage's batches and caches, as ``core.apply`` sees them."""
 
     def __init__(self, scheduler, layout: FrameLayout) -> None:
         self.scheduler = scheduler
@@ -46,7 +47,7 @@ class SchedulerState:
         slots = record.result.spec_verify_out_cache_loc.view(-1, shape.num_draft_tokens)
         accept_index, num_accepted, seq_lens = rows.accept_index, rows.num_accepted, record.seq_lens
         if len(owned) < len(record.reqs):
-            take = torch.tensor(owned, dtype=torch.int64).to(slots.device, non_blocking=True)
+            take = index_tensor(owned, slots.device)
             slots, accept_index, num_accepted, seq_lens = (
                 tensor[take] for tensor in (slots, accept_index, num_accepted, seq_lens)
             )
@@ -59,16 +60,20 @@ class SchedulerState:
             self.scheduler.token_to_kv_pool_allocator,
         )
 
-    def advance(self, turn: StageTurn, on_device: FrameRows, on_host: FrameRows, live: Sequence[RowIdentity]) -> None:
-        """Lengths of the live batch, on the device and on the host."""
+    def advance(
+        self, turn: StageTurn, on_device: FrameRows, on_host: FrameRows | None, live: Sequence[RowIdentity]
+    ) -> None:
+        """Lengths of the live batch on the device; on the host too if the frame was read, else the host has none."""
         batch, record, launched = turn.batch, record_of(turn), turn.launch.identities
         batch.seq_lens = advanced_lengths(batch.seq_lens, record.seq_lens, on_device.num_accepted, launched, live)
         batch.seq_lens_sum = None
-        if batch.seq_lens_cpu is not None and record.seq_lens_cpu is not None:
-            batch.seq_lens_cpu = advanced_lengths(
-                batch.seq_lens_cpu, record.seq_lens_cpu, on_host.num_accepted, launched, live
-            )
-            batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+        if on_host is None or batch.seq_lens_cpu is None or record.seq_lens_cpu is None:
+            batch.seq_lens_cpu = None
+            return
+        batch.seq_lens_cpu = advanced_lengths(
+            batch.seq_lens_cpu, record.seq_lens_cpu, on_host.num_accepted, launched, live
+        )
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
 
     def fold(self, turn: StageTurn, newer: TreeRows) -> None:
         """The requests of the batch carry the newer trees from now on."""
@@ -77,7 +82,7 @@ class SchedulerState:
         else:
             turn.batch.spec_info = PPSpecRelayInput(newer)
 
-    def account(self, turn: StageTurn, rows: FrameRows, owned: Sequence[int]) -> None:
+    def deliver(self, turn: StageTurn, rows: FrameRows, owned: Sequence[int]) -> None:
         """Hand tokens and counts of the owned rows to SGLang's result processor."""
         record, verify = record_of(turn), turn.launch.header.kind is FrameKind.VERIFY
         target, tokens, num_accepted = record.snapshot, rows.tokens, rows.num_accepted
@@ -101,6 +106,6 @@ def narrowed(snapshot: ScheduleBatch, keep: list[int]) -> ScheduleBatch:
     smaller = snapshot.copy()
     smaller.reqs = [snapshot.reqs[i] for i in keep]
     smaller.req_pool_indices_cpu = snapshot.req_pool_indices_cpu[keep]
-    if isinstance(snapshot.extend_lens, list):
+    if snapshot.forward_mode.is_extend():  # else left over from the prefill the batch began as
         smaller.extend_lens = [snapshot.extend_lens[i] for i in keep]
     return smaller

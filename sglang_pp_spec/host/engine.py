@@ -9,13 +9,14 @@ import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from torch import Tensor
 
-from ..core.apply import apply_frame
+from ..core.apply import account_frame, adopt_frame
 from ..core.errors import FrameRefused
 from ..core.faults import Fault
 from ..core.frame import FrameKind, FramePayload, fill_rows
 from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
-from ..core.stage_loop import ArrivedFrame, BatchRow
+from ..core.placing import on_device
+from ..core.stage_loop import BatchRow
 from ..observe.timeline import Timeline
 from .commit import SchedulerState
 from .extras import collect_extras, send_extras
@@ -110,6 +111,7 @@ class SchedulerEngine:
         scheduler, batch, header = self.scheduler, turn.batch, turn.launch.header
         record = turn.forward = ForwardRecord.before(batch)
         record.proxy = proxy
+        scheduler.launching = turn
         outcome = None
         with self.timeline.span(header.kind.name.lower(), header.step), scheduler.forward_stream_ctx:
             scheduler._pp_wait_forward_dependencies()
@@ -133,7 +135,7 @@ class SchedulerEngine:
             fill_rows(started, self.layout, payload)
             return started
         with self.scheduler.forward_stream_ctx:
-            frame = started.pin_memory().to(self.scheduler.device, non_blocking=True)
+            frame = on_device(started, torch.device(self.scheduler.device))
             fill_rows(frame, self.layout, payload)
         return frame
 
@@ -148,23 +150,42 @@ class SchedulerEngine:
         with self.timeline.span("send", turn.launch.header.step):
             record.sends.append(self.proxy_link.send(turn.batch, tensors, record.launched))
 
-    def apply(self, turn: StageTurn, frame: ArrivedFrame, live: Sequence[RowIdentity]) -> None:
-        """Commit, fold and account; see ``host/commit.py``."""
+    def needs_account(self, batch: ScheduleBatch) -> bool:
+        """A grammar's mask starts from the tokens of the round before; only the last stage masks."""
+        return batch.has_grammar and self.scheduler.pp_group.is_last_rank
+
+    def adopt(self, turn: StageTurn, live: Sequence[RowIdentity]) -> None:
+        """Commit, advance and fold; see ``host/commit.py``. The launched batch becomes the slot's last batch."""
         header = turn.launch.header
-        with self.timeline.span("apply", header.step):
-            apply_frame(self.state, turn, frame, self.layout, live)
+        with self.timeline.span("adopt", header.step):
+            adopt_frame(self.state, turn, self.layout, live)
+        self.scheduler.last_mbs[header.slot] = self.scheduler.mbs[header.slot]
+
+    def account(self, turn: StageTurn) -> list[bool]:
+        """Tokens to their requests; the step's sends are over, since its frame is here."""
+        record = record_of(turn)
+        self._wait_for_newest(turn)
+        with self.timeline.span("account", turn.launch.header.step):
+            account_frame(self.state, turn, self.layout)
+        for work in record.sends:
+            self.scheduler._pp_commit_comm_work(work)
+        return [req.finished() for req in record.reqs]
+
+    def _wait_for_newest(self, turn: StageTurn) -> None:
+        """With overlap: what accounting writes to the KV tables comes behind the step that still reads them.
+
+        The schedule stream waits, not the host; SGLang's own overlap loop calls this its WAR barrier.
+        """
+        newest = self.scheduler.stage_loop.turns[turn.launch.header.slot]
+        if newest is None or newest is turn or newest.forward is None:
+            return
+        launched = record_of(newest).launched
+        if launched is not None and torch.device(self.scheduler.device).type != "cpu":
+            launched.wait()
 
     def refused(self, turn: StageTurn, rows: Sequence[int], reason: FrameRefused) -> bool:
         """The policy for a refused frame; see ``host/refused.py``."""
         return order_aborts(self.scheduler, turn, rows, reason)
-
-    def settle(self, slot: int, turn: StageTurn) -> list[bool]:
-        """The launched batch becomes the slot's last batch; its sends are over, since its frame is here."""
-        self.scheduler.last_mbs[slot] = self.scheduler.mbs[slot]
-        record = record_of(turn)
-        for work in record.sends:
-            self.scheduler._pp_commit_comm_work(work)
-        return [req.finished() for req in record.reqs]
 
     def idle(self) -> None:
         """SGLang's idle work: leak checks, metrics, sleep."""

@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 ARGUMENT_CHECK = "sglang.srt.arg_groups.validation_hook.check_pipeline_parallel_compat"
+RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
+HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 
 
 def install(settings: Settings) -> None:
@@ -24,11 +26,14 @@ def install(settings: Settings) -> None:
     if problems:
         raise SystemExit("sglang_pp_spec cannot run on this host:\n  " + "\n  ".join(problems))
     from .arguments import check_before_host
+    from .overlap import reserve_for_lag, row_headroom
     from .scheduler import PPSpecScheduler
 
     PPSpecScheduler.settings = settings
     HookRegistry.register(SCHEDULER, PPSpecScheduler, HookType.REPLACE)
     HookRegistry.register(ARGUMENT_CHECK, check_before_host, HookType.BEFORE)
+    HookRegistry.register(RESERVE, reserve_for_lag, HookType.AFTER)
+    HookRegistry.register(HEADROOM, row_headroom, HookType.AFTER)
     HookRegistry.apply_hooks()
     _verify(PPSpecScheduler)
     logger.info("sglang_pp_spec active on sglang %s: %s", host_version(), settings)
@@ -39,7 +44,7 @@ def _verify(replacement: type) -> None:
     import sglang.srt.managers.scheduler as module
 
     applied = HookRegistry._patched
-    missing = [target for target in (SCHEDULER, ARGUMENT_CHECK) if target not in applied]
+    missing = [target for target in (SCHEDULER, ARGUMENT_CHECK, RESERVE, HEADROOM) if target not in applied]
     if module.Scheduler is not replacement and SCHEDULER not in missing:
         missing.append(SCHEDULER)
     if missing:

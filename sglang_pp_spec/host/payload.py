@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..core.frame import FrameKind, FramePayload
 from ..core.layout import TreeShape
+from ..core.placing import index_tensor
 from .rows import drafted_rows
 from .turn import StageTurn
 
@@ -26,7 +27,7 @@ def frame_payload(turn: StageTurn, result: GenerationBatchResult, shape: TreeSha
         parents=result.next_verify_parent_list if tree else None,
         selected=result.next_verify_top_scores_index if tree else None,
         accept_index=_own_nodes(result.accept_index, shape) if verify and tree else None,
-        draft_rows=None if len(rows) == num_rows else _index(rows, tokens.device),
+        draft_rows=None if len(rows) == num_rows else index_tensor(rows, tokens.device),
     )
     drafted = set(rows)
     return payload, [shape.num_drafts if row in drafted else 0 for row in range(num_rows)]
@@ -36,7 +37,3 @@ def _own_nodes(accept_index: Tensor, shape: TreeShape) -> Tensor:
     """[rows, max_accepted]: SGLang numbers the nodes of all rows through; a frame numbers them per row, -1 = none."""
     rows = torch.arange(accept_index.shape[0], device=accept_index.device, dtype=accept_index.dtype)
     return torch.where(accept_index < 0, accept_index, accept_index - rows.unsqueeze(1) * shape.num_draft_tokens)
-
-
-def _index(rows: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)

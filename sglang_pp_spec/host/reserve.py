@@ -14,6 +14,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode, page_aligned_decode_alloc_lens
 
+from ..core.placing import index_tensor, on_device
 from .rows import sampling_rows
 
 
@@ -30,15 +31,16 @@ def reserve_draft_slots(batch: ScheduleBatch) -> bool:
         reqs, reserve=get_alloc_reserve_per_decode(), page_size=batch.token_to_kv_pool_allocator.page_size
     )
     current_cpu, wanted_cpu = (torch.tensor(lens, dtype=torch.int32) for lens in (current, wanted))
-    take = torch.tensor(rows, dtype=torch.int64).to(batch.device, non_blocking=True)
+    device = torch.device(batch.device)
+    take = index_tensor(rows, device)
     alloc_for_spec_decode(
         batch.tree_cache,
         batch.req_to_token_pool,
         reqs=reqs,
         req_pool_indices=batch.req_pool_indices[take],
-        cur_kv_lens=current_cpu.to(batch.device, non_blocking=True),
+        cur_kv_lens=on_device(current_cpu, device),
         cur_kv_lens_cpu=current_cpu,
-        nxt_kv_lens=wanted_cpu.to(batch.device, non_blocking=True),
+        nxt_kv_lens=on_device(wanted_cpu, device),
         nxt_kv_lens_cpu=wanted_cpu,
         num_needed_tokens=missing,
         batch=batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from sglang.srt.managers.io_struct import AbortReq
-from sglang.srt.managers.schedule_batch import NextBatchPlan, ScheduleBatch
+from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
@@ -17,10 +17,12 @@ from ..core.settings import Settings
 from ..core.stage_loop import StageLoop
 from ..observe.timeline import Timeline
 from .engine import SchedulerEngine
+from .overlap import agree_on_overlap
 from .refused import MARK, end_refused
 from .shape import frame_layout, tree_shape
 from .tail_draft import TailDraftWorker
 from .transport import FrameTransport
+from .turn import StageTurn, record_of
 from .verify import rebuild_verify_input
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class PPSpecScheduler(Scheduler):
 
     settings: Settings = Settings()
     stage_loop: StageLoop[ScheduleBatch] | None = None
+    launching: StageTurn | None = None  # the turn whose forward is being launched
 
     @property
     def runs_pp_spec(self) -> bool:
@@ -87,6 +90,7 @@ class PPSpecScheduler(Scheduler):
 
     def _open_stage_loop(self) -> StageLoop[ScheduleBatch]:
         self.init_pp_loop_state()
+        self.refused_requests: dict[str, Req] = {}
         stage, num_stages = self.pp_group.rank_in_group, self.pp_group.world_size
         layout = frame_layout(capacity=self.req_to_token_pool.size)
         timeline = Timeline.open(self.settings.timeline, stage)
@@ -100,6 +104,7 @@ class PPSpecScheduler(Scheduler):
             num_stages=num_stages,
             num_slots=self.pp_loop_size,
             epoch=transport.agree_on_epoch(),
+            overlap=agree_on_overlap(self),
         )
         logger.info(
             "sglang_pp_spec: stage %d of %d, %d slots, %s, a frame is %s int64",
@@ -123,10 +128,9 @@ class PPSpecScheduler(Scheduler):
             )
             return
         runner = self.tp_worker.model_runner
-        identities = self.stage_loop.identify(batch)
         batch.spec_info = rebuild_verify_input(
             batch,
-            batch.spec_info.rows.aligned(identities),
+            batch.spec_info.rows.aligned(self.launching.launch.identities),
             attn_backend=runner.attn_backend,
             context_len=runner.model_config.context_len,
         )
@@ -166,6 +170,16 @@ class PPSpecScheduler(Scheduler):
         batches = (*self.running_mbs, *self.mbs, *self.last_mbs)
         live = {req for batch in batches if batch is not None for req in batch.reqs if not req.finished()}
         return max(1, -(-(len(live) + len(self.waiting_queue)) // self.pp_group.world_size))
+
+    def _reqs_finishing_inflight(self, batch: ScheduleBatch) -> list[Req]:
+        """With overlap: requests whose unread frame holds their last token by length need no further round."""
+        if self.stage_loop is None:
+            return super()._reqs_finishing_inflight(batch)
+        previous = self.stage_loop.previous
+        if previous is None or previous.is_settled:
+            return []
+        unread = set(record_of(previous).reqs)
+        return [req for req in batch.reqs if req in unread and req.next_output_finishes_by_length()]
 
     def abort_request(self, recv_req: AbortReq) -> None:
         """Besides the host's aborts: the end of a request that a frame was refused for, at once."""

@@ -35,6 +35,8 @@ SYMBOLS = (
     _row(_SCHEDULER + "maybe_init_draft_worker", "override", "self", "drafter on the last stage"),
     _row(_SCHEDULER + "get_num_allocatable_reqs", "override", "self running_bs", "requests spread over slots"),
     _row(_SCHEDULER + "get_new_batch_prefill", "override", "self running_batch", "last chunks spread over slots"),
+    _row(_SCHEDULER + "_reqs_finishing_inflight", "override", "self batch", "no round for a request that ends"),
+    _row("mem_cache.allocation_sizing.get_req_to_token_extra_context_len", "hook", "", "room for the reserve"),
     _row(_SCHEDULER + "abort_request", "override", "self recv_req", "the end of a refused request"),
     _row(_SCHEDULER + "send_abort_output", "call", "self abort_req req", "the end of a refused request"),
     _row(

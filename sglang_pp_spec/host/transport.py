@@ -1,13 +1,16 @@
 """Where frames meet SGLang's groups and streams: sent after the forward, read back to the host once.
 
 On the last stage a frame is local: its host copy is queued right behind the forward. On the others the copy is
-queued behind the receive. Either way the host waits for one event per frame and for nothing else.
+queued behind the receive. Work that uses the frame waits for its arrival on the device; the host waits for one event
+per frame, when it reads it, and for nothing else.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,8 +19,45 @@ from torch import Tensor
 from ..core.channel import FrameChannel
 from ..core.faults import Fault, FaultyChannel
 from ..core.layout import FrameLayout
-from ..core.stage_loop import ArrivedFrame
 from ..observe.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class HostFrame:
+    """A frame on the CPU engine: device and host are one."""
+
+    frame: Tensor
+    timeline: Timeline
+
+    @property
+    def device(self) -> Tensor:
+        return self.frame
+
+    def read(self) -> Tensor:
+        with self.timeline.span("read"):
+            return self.frame
+
+
+@dataclass(frozen=True)
+class DeviceFrame:
+    """A frame on a GPU and its copy under way to pinned host memory."""
+
+    frame: Tensor
+    host: Tensor  # [1 + capacity, width] int64, complete once ``copied`` is reached
+    arrived: Any  # event: the frame is there
+    copied: Any  # event: the host copy is there
+    timeline: Timeline
+
+    @property
+    def device(self) -> Tensor:
+        """The current stream waits for the frame, the host does not."""
+        self.arrived.wait()
+        return self.frame
+
+    def read(self) -> Tensor:
+        with self.timeline.span("read"):
+            self.copied.synchronize()
+        return self.host
 
 
 class FrameTransport:
@@ -38,7 +78,7 @@ class FrameTransport:
             stage=pp_group.rank_in_group,
             device=torch.device(scheduler.device),
         )
-        self._local: dict[int, tuple[ArrivedFrame, object]] = {}
+        self._local: dict[int, HostFrame | DeviceFrame] = {}
 
     def agree_on_epoch(self) -> int:
         """One number for this run of the engine, drawn by the last stage and the same on all."""
@@ -50,35 +90,32 @@ class FrameTransport:
         with self._scheduler.copy_stream_ctx:
             if self._on_gpu:
                 self._scheduler.copy_stream.wait_stream(self._scheduler.forward_stream)
+                frame.record_stream(self._scheduler.copy_stream)
             self.channel.send(slot, frame)
-            self._local[slot] = self._read_back(frame)
+            self._local[slot] = self._arrival(frame)
 
     def post(self, slot: int) -> None:
         """Earlier stages: post the receive of the slot's frame."""
         with self._scheduler.copy_stream_ctx:
             self.channel.post(slot)
 
-    def fetch(self, slot: int) -> ArrivedFrame:
-        """The slot's frame, readable on device and host: the one host wait of a round."""
-        with self._timeline.span("wait"):
-            if self.channel.is_sender:
-                arrived, copied = self._local.pop(slot)
-            else:
-                with self._scheduler.copy_stream_ctx:
-                    arrived, copied = self._read_back(self.channel.receive(slot))
-            if copied is not None:
-                copied.synchronize()
-        return arrived
+    def fetch(self, slot: int) -> HostFrame | DeviceFrame:
+        """The slot's frame. Only on the CPU does the host wait for it here."""
+        if self.channel.is_sender:
+            return self._local.pop(slot)
+        with self._timeline.span("wait"), self._scheduler.copy_stream_ctx:
+            return self._arrival(self.channel.receive(slot))
 
-    def _read_back(self, frame: Tensor) -> tuple[ArrivedFrame, object]:
-        """(frame and host copy, event after the copy); on the CPU the frame is its own host copy."""
+    def _arrival(self, frame: Tensor) -> HostFrame | DeviceFrame:
+        """``frame`` as the copy stream has it, with its host copy queued."""
         if not self._on_gpu:
-            return ArrivedFrame(frame, frame), None
+            return HostFrame(frame, self._timeline)
+        arrived, copied = self._scheduler.device_module.Event(), self._scheduler.device_module.Event()
+        arrived.record(self._scheduler.copy_stream)
         host = torch.empty(frame.shape, dtype=frame.dtype, pin_memory=True)
         host.copy_(frame, non_blocking=True)
-        copied = self._scheduler.device_module.Event()
         copied.record(self._scheduler.copy_stream)
-        return ArrivedFrame(frame, host), copied
+        return DeviceFrame(frame, host, arrived, copied, self._timeline)
 
 
 def _own_group(scheduler) -> dist.ProcessGroup:

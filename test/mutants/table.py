@@ -53,10 +53,9 @@ CHUNKS = "test/ring/test_chunks.py"
 HEADER_CHECK = "    if header != wanted:\n"
 ADVANCED = "    advanced = at_launch + num_accepted\n"
 OUTPUT_ROWS = "        return [i for i, samples in zip(self.identities, self.samples, strict=True) if samples]\n"
-CHECK_AND_APPLY = """        frame = self._checked(turn, self.transport.fetch(slot))
-        live = self._identities(self.engine.rows(turn.batch), begin=False)
-        self.engine.apply(turn, frame, live)
+CHECK = """            check_frame(frame, launch.header, launch.identities, self.layout, samples=launch.samples)
 """
+COMMIT = "        state.commit_cache(turn, rows, owned_rows(state, turn))\n"
 FOLD = """        position = {identity: own + i for i, identity in enumerate(newer.identities)}
         take = [position.get(identity, i) for i, identity in enumerate(self.identities)]
 """
@@ -108,20 +107,16 @@ IDENTITY = [
         "identity",
         "label rows in the receiver's order",
         "2, 3",
-        "TreeRows.of_frame(on_device, layout.shape, launched)",
-        "TreeRows.of_frame(on_device, layout.shape, live if len(live) == len(launched) else launched)",
+        "TreeRows.of_frame(rows, layout.shape, turn.launch.identities)",
+        "TreeRows.of_frame(rows, layout.shape, live if len(live) == header.num_rows else turn.launch.identities)",
         f"{RECOMPOSED} -k permuted",
     ),
     _loop(
         "identity",
-        "apply before validating",
+        "account before validating",
         "1, 4",
-        CHECK_AND_APPLY,
-        """        frame = self.transport.fetch(slot)
-        live = self._identities(self.engine.rows(turn.batch), begin=False)
-        self.engine.apply(turn, frame, live)
-        self._checked(turn, frame)
-""",
+        CHECK,
+        "            turn.on_host = frame\n            self._account(turn)\n" + CHECK,
         f"{REFUSED} -k out_of_range",
     ),
     _trees(
@@ -160,8 +155,8 @@ IDENTITY = [
         "identity",
         "finished requests are not retired",
         "9, 12",
-        "            if finished:\n",
-        "            if finished and slot < 0:\n",
+        "            if is_over:\n",
+        "            if is_over and self.step < 0:\n",
         f"{ENDS} -k right_after",
     ),
     _loop(
@@ -179,16 +174,16 @@ FENCE = [
         "fence",
         "release at launch",
         "7, 9",
-        "        self._in_flight.update(shares)\n",
-        "        self._in_flight.update({})\n",
+        "        _add(self._in_flight, rows)\n",
+        "        _add({}, rows)\n",
         "test/ring/test_disagreement.py -k launches_a_request_again",
     ),
     _ledger(
         "fence",
         "release an unknown step's rows",
         "9",
-        "        if self._launched[slot] is not launch:\n",
-        "        if self._launched[slot] is not launch and slot < 0:\n",
+        "        if self.expected(slot) is not launch:\n",
+        "        if self.expected(slot) is not launch and slot < 0:\n",
         f"{LEDGER} -k only_once",
     ),
     _ledger(
@@ -211,33 +206,33 @@ FENCE = [
         "fence",
         "release another frame's share",
         "9, 12",
-        "        for identity in launch.output_rows:\n            left",
+        "        _subtract(self._in_flight, launch.output_rows)\n",
         "        rids = {i.rid for i in launch.output_rows}\n"
-        "        for identity in [i for i in self._in_flight if i.rid in rids]:\n            left",
+        "        _subtract(self._in_flight, [i for i in self._in_flight if i.rid in rids])\n",
         f"{LEDGER} -k reused_id",
     ),
     _ledger(
         "fence",
         "a zero-token row gives back a share",
         "8, 9",
-        "        for identity in launch.output_rows:\n            left",
-        "        for identity in [i for i in launch.identities if i in self._in_flight]:\n            left",
+        "        _subtract(self._in_flight, launch.output_rows)\n",
+        "        _subtract(self._in_flight, [i for i in launch.identities if i in self._in_flight])\n",
         f"{LEDGER} -k gives_back_nothing",
     ),
     _ledger(
         "fence",
         "one frame too many",
         "7",
-        "if share > self.max_in_flight:",
-        "if share > self.max_in_flight + 1:",
+        "            if self._in_flight.get(identity):\n",
+        "            if self._in_flight.get(identity, 0) > 1:\n",
         f"{LEDGER} -k is_not_launched_again",
     ),
     _ledger(
         "fence",
         "a request may be in a batch twice",
         "7",
-        "if len(shares) != len(rows):",
-        "if len(shares) > len(rows):",
+        "if len(set(rows)) != len(rows):",
+        "if len(set(rows)) > len(rows):",
         "test/ring/test_disagreement.py -k twice",
     ),
 ]
@@ -295,8 +290,8 @@ CHUNK = [
         "chunk / retract",
         "pause retracts without draining",
         "11",
-        "            self.engine.enter(header.slot)\n            self.apply(header.slot)\n",
-        "            self.engine.enter(header.slot)\n",
+        "            self._adopt(turn)\n            self._account(turn)\n\n",
+        "            self._adopt(turn)\n\n",
         f"{ENDS} -k pause",
     ),
 ]
@@ -343,7 +338,7 @@ STATE = [
         "18",
         TOY,
         "            req.chain = record.states[row][path[-1]]\n",
-        "            req.chain = record.states[row][len(req.tokens) - 1 - int(record.lengths[row])]\n",
+        "            req.chain = record.states[row][len(req.tokens_on_device) - 1 - int(record.lengths[row])]\n",
         f"{RECOMPOSED} -k committed_after",
     ),
     Mutant(
@@ -367,8 +362,8 @@ STATE = [
         "state",
         "commit the cache after lengths advanced",
         "19",
-        "        state.commit_cache(turn, on_device, owned)\n        state.advance(turn, on_device, on_host, live)\n",
-        "        state.advance(turn, on_device, on_host, live)\n        state.commit_cache(turn, on_device, owned)\n",
+        COMMIT + "        state.advance(turn, rows, on_host, live)\n",
+        "        state.advance(turn, rows, on_host, live)\n" + COMMIT,
         f"{APPLY} -k before_they_advance",
     ),
     Mutant(
@@ -384,8 +379,8 @@ STATE = [
         "state",
         "commit the cache of rows that lost their request",
         "10, 19",
-        "state.commit_cache(turn, on_device, owned)",
-        "state.commit_cache(turn, on_device, range(header.num_rows))",
+        COMMIT,
+        "        state.commit_cache(turn, rows, range(header.num_rows))\n",
         f"{ENDS} -k retracted_at_any_point",
     ),
     _apply(
@@ -525,11 +520,11 @@ RING = [
     ),
     Mutant(
         "ring",
-        "take requests before the frame is applied",
+        "take requests before the frame is read",
         "21",
         CORE + "ring.py",
-        "(Operation.APPLY_FRAME, Operation.TAKE_REQUESTS, Operation.SCHEDULE)",
-        "(Operation.TAKE_REQUESTS, Operation.APPLY_FRAME, Operation.SCHEDULE)",
+        "Operation.READ_FRAME, Operation.ADOPT_FRAME, Operation.ACCOUNT_FRAME, *_ALWAYS, *step)",
+        "_ALWAYS[0], Operation.READ_FRAME, Operation.ADOPT_FRAME, Operation.ACCOUNT_FRAME, _ALWAYS[1], *step)",
         "test/ring/test_abort_policy.py -k wrong_row",
     ),
     _loop(
@@ -553,8 +548,10 @@ RING = [
         "ring",
         "wait for another slot's frame before the launch",
         "schedule",
-        "                self.apply(slot)\n            elif",
-        "                self.apply(slot)\n                self.apply((slot + 1) % self.num_slots)\n            elif",
+        "                self._adopt(previous)\n            elif",
+        "                self._adopt(previous)\n"
+        "                self._adopt(self.turns[(slot + 1) % self.num_slots])\n"
+        "            elif",
         "test/ring/test_utilisation.py -k as_many_slots",
     ),
 ]
@@ -588,4 +585,118 @@ REFUSAL = [
     ),
 ]
 
-MUTANTS = [*IDENTITY, *FENCE, *CHUNK, *ACCOUNTING, *STATE, *PAYLOAD, *GRAMMAR_AND_DRAFTER, *RING, *REFUSAL]
+OVERLAP = [
+    _loop(
+        "overlap",
+        "a frame nobody has read is used as it is",
+        "1, 4",
+        "            frame = guarded(frame, turn.launch, self.layout)\n",
+        "            pass\n",
+        "test/ring/test_abort_policy.py -k wrong_row",
+    ),
+    Mutant(
+        "overlap",
+        "the device does not look at the header",
+        "1",
+        CORE + "guard.py",
+        "right = same_header & same_rows",
+        "right = same_rows",
+        "test/unit/test_guard.py",
+    ),
+    Mutant(
+        "overlap",
+        "the device does not look at the rows",
+        "2",
+        CORE + "guard.py",
+        "right = same_header & same_rows",
+        "right = same_header",
+        "test/unit/test_guard.py",
+    ),
+    Mutant(
+        "overlap",
+        "the device accepts any count",
+        "15",
+        CORE + "guard.py",
+        "& _counts_are_possible(frame, safe, launch, layout)",
+        "",
+        "test/unit/test_guard.py",
+    ),
+    Mutant(
+        "overlap",
+        "the frame is read before the launch",
+        "overlap",
+        CORE + "ring.py",
+        "return (Operation.ADOPT_FRAME, *_ALWAYS, *step, Operation.READ_FRAME,",
+        "return (Operation.ADOPT_FRAME, Operation.READ_FRAME, *_ALWAYS, *step,",
+        "test/ring/test_atomic_apply.py -k launched_before",
+    ),
+    Mutant(
+        "overlap",
+        "frames are accounted for before the launch on the last stage alone",
+        "21",
+        CORE + "ring.py",
+        "    if overlap:\n",
+        "    if overlap and stage < num_stages - 1:\n",
+        "test/unit/test_turn_order.py -k do_the_same",
+    ),
+    _loop(
+        "overlap",
+        "a grammar's mask does not wait for the round before",
+        "20",
+        "                if self.engine.needs_account(turn.batch):\n",
+        "                if False:\n",
+        f"{RECOMPOSED} -k grammar",
+    ),
+    _loop(
+        "overlap",
+        "a frame is accounted for twice",
+        "5",
+        "        if turn is None or turn.is_settled:\n",
+        "        if turn is None:\n",
+        f"{RECOMPOSED} -k grammar",
+    ),
+    _ledger(
+        "overlap",
+        "a round more than KV was reserved for",
+        "10",
+        "if self._unread.get(identity, 0) >= self.max_unread:",
+        "if self._unread.get(identity, 0) > self.max_unread:",
+        f"{LEDGER} -k no_further",
+    ),
+    _ledger(
+        "overlap",
+        "speculation on speculation",
+        "7",
+        "        if held and held[-1].header.step not in self._adopted:\n",
+        "        if held and len(held) >= self.max_unread and held[-1].header.step not in self._adopted:\n",
+        f"{LEDGER} -k beside_the_newest",
+    ),
+    _ledger(
+        "overlap",
+        "a step may be settled that was not adopted",
+        "4",
+        "        if step not in self._adopted:\n",
+        "        if False:\n",
+        f"{LEDGER} -k adopted_once",
+    ),
+    Mutant(
+        "overlap",
+        "KV is reserved for a host that has read everything",
+        "10",
+        "test/ring/toy_scheduling.py",
+        "        return self.shape.num_draft_tokens * self.loop.ledger.max_unread\n",
+        "        return self.shape.num_draft_tokens\n",
+        f"{RECOMPOSED} -k accepted",
+    ),
+    Mutant(
+        "overlap",
+        "the surplus round of a finished request moves KV",
+        "10, 19",
+        TOY,
+        "            is_finished=req.finished,\n",
+        "            is_finished=False,\n",
+        f"{ENDS} -k surplus",
+    ),
+]
+
+MUTANTS = [*IDENTITY, *FENCE, *CHUNK, *ACCOUNTING, *STATE, *PAYLOAD, *GRAMMAR_AND_DRAFTER, *RING, *REFUSAL, *OVERLAP]

@@ -1,9 +1,17 @@
-"""The simulator's modules are plain files beside the tests; one thread is enough for tensors this small."""
+"""Every test of the ring runs in both modes of the loop."""
 
 import sys
 from pathlib import Path
 
-import torch
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["sync", "overlap"])
+def overlap(request, monkeypatch):
+    """The mode, set on all worlds of the test."""
+    from world import World
+
+    monkeypatch.setattr(World, "overlap", request.param)
+    return request.param

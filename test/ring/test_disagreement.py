@@ -166,6 +166,6 @@ def test_a_request_that_is_in_a_batch_twice_is_stopped():
 
 def test_a_slot_launched_again_before_its_frame_is_stopped():
     world = World(3, [arrive("a", max_new=9), arrive("b", turn=3)])
-    world.loops[0].apply = lambda slot: None
+    world.loops[0]._adopt = world.loops[0]._account = lambda turn: None
     with pytest.raises(LedgerFault, match="still holds step 0"):
         world.run()

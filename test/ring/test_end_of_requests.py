@@ -122,3 +122,14 @@ def test_running_out_of_kv_retracts_the_same_request_on_every_stage(num_stages):
     retracted = [world.happened("retracted", stage) for stage in range(num_stages)]
     assert retracted[0] and all(other == retracted[0] for other in retracted)
     assert any(kind is FrameKind.VERIFY for *_, kind, _ in world.happened("launched"))
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_surplus_round_leaves_the_kv_alone_that_its_request_gave_back(num_stages, shape, overlap):
+    """The pool holds one request: the next one moves into the slots while the round after the last is in flight."""
+    events = [arrive(rid, turn, prompt=3, max_new=6) for turn, rid in enumerate("abcd")]
+    oracle = Oracle(2, accept=lambda step, rid: 2)
+    pool_size = 3 + 6 + 2 * shape.num_draft_tokens
+    world = World(num_stages, events, shape=shape, oracle=oracle, pool_size=pool_size).run().check_end()
+    assert bool(world.happened("dropped")) is overlap, "a surplus round ran, and only with overlap"

@@ -22,25 +22,22 @@ def state_of(engine):
     ledger = engine.loop.ledger
     trees = [batch and batch.trees and batch.trees.tokens.tolist() for batch in engine.running]
     lengths = [batch and batch.lengths.tolist() for batch in engine.running]
-    requests = [(req.state(), req.finished, tuple(req.slots), req.frames_in_flight) for req in engine.everything]
+    requests = [
+        (req.state(), req.state_on_device(), req.finished, tuple(req.slots), req.frames_in_flight)
+        for req in engine.everything
+    ]
     lives = {rid: life.identity for rid, life in ledger._lives.items()}
     return repr((requests, engine.pool.content, engine.pool.free, trees, lengths, ledger._in_flight, lives))
 
 
 def run_until_refused(world, stage):
-    """The reason of the refusal on ``stage``; its state is the one from before the frame was fetched."""
+    """The reason of the refusal on ``stage``; its state is the one from before the frame was read."""
     loop, before = world.loops[stage], []
-    fetch = loop.transport.fetch
-
-    def noting_fetch(slot):
-        before.append(state_of(loop.engine))
-        return fetch(slot)
-
-    loop.transport.fetch = noting_fetch
+    loop.transport.reading = lambda: before.append(state_of(loop.engine))
     with pytest.raises(FrameRefused) as refused:
         world.run()
     assert state_of(loop.engine) == before[-1]
-    assert any(turn is not None for turn in loop.turns), "the refused frame's step is still open"
+    assert not loop.ledger.is_idle, "the refused frame's step is still open"
     return str(refused.value)
 
 

@@ -11,7 +11,10 @@ class ExchangeFirst(StageLoop):
     """Waits for the next slot's frame before it launches this slot, as SGLang's own loop does."""
 
     def take_turn(self, slot):
-        self.apply((slot + 1) % self.num_slots)
+        other = self.turns[(slot + 1) % self.num_slots]
+        self._read(other)
+        self._adopt(other)
+        self._account(other)
         return super().take_turn(slot)
 
 

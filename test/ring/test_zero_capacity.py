@@ -3,8 +3,9 @@
 The model: every stage's host walks ``turn_operations`` in order. Sends and posted receives enter a device queue
 without blocking the host; of a queue only the head can run, and a send and its receive complete together, when both
 are at the head of their queues (capacity 0). The host waits where the server's does: for requests, for hidden
-states, for the frame it applies. What is enabled stays enabled until it happens, so the order in which enabled
-things happen cannot decide about a deadlock and one run per pattern is enough.
+states, for the frame it reads; on the CPU engine already for the frame it adopts. What is enabled stays enabled until
+it happens, so the order in which enabled things happen cannot decide about a deadlock and one run per pattern is
+enough.
 
 Three assignments of operations to queues:
 
@@ -13,6 +14,7 @@ Three assignments of operations to queues:
 - stage: everything a stage does on its device is one queue (CUDA_DEVICE_MAX_CONNECTIONS=1).
 """
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -22,10 +24,21 @@ from sglang_pp_spec.core.ring import Operation, turn_operations
 SHAPES = [(num_stages, num_stages + depth) for num_stages in (2, 3, 4, 5) for depth in (0, 1, 2)]
 
 
+NEED_A_BATCH = {
+    Operation.RECEIVE_PROXY,
+    Operation.LAUNCH,
+    Operation.SEND_PROXY,
+    Operation.SEND_FRAME,
+    Operation.POST_FRAME,
+}
+
+
 class Model:
     """Runs all hosts and queues as far as they go."""
 
-    def __init__(self, num_stages, num_slots, full, queue_of, operations=turn_operations):
+    waits_to_adopt = True  # as on the CPU; on a GPU the device waits
+
+    def __init__(self, num_stages, num_slots, full, queue_of, operations):
         self.num_stages, self.num_slots, self.full = num_stages, num_slots, full
         self.queue_of = queue_of
         self.programs = [self.program(stage, operations(stage, num_stages)) for stage in range(num_stages)]
@@ -38,9 +51,8 @@ class Model:
         steps = []
         for turn, is_full in enumerate(self.full):
             for operation in operations:
-                steps += self.host_steps(stage, turn, operation)
-                if operation is Operation.SCHEDULE and not is_full:
-                    break
+                if is_full or operation not in NEED_A_BATCH:
+                    steps += self.host_steps(stage, turn, operation)
         return steps
 
     def host_steps(self, stage, turn, operation):
@@ -50,7 +62,7 @@ class Model:
         if operation is Operation.TAKE_REQUESTS:
             take = [("start", *request, turn), ("wait", *request, turn)] if stage else []
             return take + ([("start", "requests", stage, stage + 1, turn)] if stage < last else [])
-        if operation is Operation.APPLY_FRAME:
+        if operation is Operation.READ_FRAME or (operation is Operation.ADOPT_FRAME and self.waits_to_adopt):
             return [("wait", *frame, previous)] if stage < last and previous >= 0 and self.full[previous] else []
         if operation is Operation.RECEIVE_PROXY:
             return [("start", *proxy, turn), ("wait", *proxy, turn)]
@@ -119,77 +131,84 @@ def patterns(num_slots):
     return product([True, False], repeat=num_slots + 2)
 
 
-def hanging(num_stages, num_slots, queue_of, operations=turn_operations):
+class DeviceWaits(Model):
+    """The host goes on while the device waits for the frame it adopts."""
+
+    waits_to_adopt = False
+
+
+def orders(overlap):
+    return partial(turn_operations, overlap=overlap)
+
+
+def hanging(num_stages, num_slots, queue_of, operations, model=Model):
     """(how many patterns hang, how many there are)."""
-    results = [Model(num_stages, num_slots, full, queue_of, operations).run() for full in patterns(num_slots)]
+    results = [model(num_stages, num_slots, full, queue_of, operations).run() for full in patterns(num_slots)]
     return sum(bool(left) for left in results), len(results)
 
 
 @pytest.mark.parametrize("queue_of", QUEUES, ids=lambda queue: queue.__name__)
 @pytest.mark.parametrize(("num_stages", "num_slots"), SHAPES)
-def test_no_pattern_of_empty_slots_hangs(num_stages, num_slots, queue_of):
-    stuck, total = hanging(num_stages, num_slots, queue_of)
+@pytest.mark.parametrize("model", [Model, DeviceWaits])
+def test_no_pattern_of_empty_slots_hangs(num_stages, num_slots, queue_of, model, overlap):
+    stuck, total = hanging(num_stages, num_slots, queue_of, orders(overlap), model)
     assert total == 2 ** (num_slots + 2)
     assert stuck == 0
 
 
 @pytest.mark.parametrize("queue_of", QUEUES, ids=lambda queue: queue.__name__)
-def test_a_long_run_of_full_slots_goes_through(queue_of):
+def test_a_long_run_of_full_slots_goes_through(queue_of, overlap):
     for num_stages, num_slots in SHAPES:
-        assert Model(num_stages, num_slots, [True] * (3 * num_slots), queue_of).run() == {}
+        assert Model(num_stages, num_slots, [True] * (3 * num_slots), queue_of, orders(overlap)).run() == {}
 
 
-def post_first(stage, num_stages):
+def post_first(stage, num_stages, overlap):
     """The other order: post the frame's receive, then send hidden states."""
-    operations = list(turn_operations(stage, num_stages))
+    operations = list(turn_operations(stage, num_stages, overlap=overlap))
     if Operation.POST_FRAME in operations:
         operations.remove(Operation.POST_FRAME)
         operations.insert(operations.index(Operation.SEND_PROXY), Operation.POST_FRAME)
     return tuple(operations)
 
 
-def by_parity(stage, num_stages):
+def by_parity(stage, num_stages, overlap):
     """Even stages send first, odd stages post first."""
-    return post_first(stage, num_stages) if stage % 2 else turn_operations(stage, num_stages)
+    return post_first(stage, num_stages, overlap) if stage % 2 else orders(overlap)(stage, num_stages)
 
 
-def test_posting_first_or_by_parity_is_harmless_with_own_queues_and_hangs_with_shared_ones():
+def test_posting_first_or_by_parity_is_harmless_with_own_queues_and_hangs_with_shared_ones(overlap):
     """Where frames have queues of their own any order works; the order was chosen for where they do not."""
+    first, parity = partial(post_first, overlap=overlap), partial(by_parity, overlap=overlap)
     for num_stages in (2, 3, 4, 5):
         for queue_of in (own_per_pair, own_per_group):
-            assert hanging(num_stages, num_stages, queue_of, post_first)[0] == 0
-            assert hanging(num_stages, num_stages, queue_of, by_parity)[0] == 0
-        assert hanging(num_stages, num_stages, shared_by_pair, post_first)[0] > 0
-    assert hanging(2, 2, shared_by_pair, by_parity)[0] == 0, "at P=2 no odd stage posts: parity looks right"
-    assert hanging(3, 3, shared_by_pair, by_parity)[0] > 0, "at P=3 stage 1 waits for the frame of unsent states"
-    assert hanging(5, 5, shared_by_pair, by_parity)[0] > 0
+            assert hanging(num_stages, num_stages, queue_of, first)[0] == 0
+            assert hanging(num_stages, num_stages, queue_of, parity)[0] == 0
+        assert hanging(num_stages, num_stages, shared_by_pair, first)[0] > 0
+    assert hanging(2, 2, shared_by_pair, parity)[0] == 0, "at P=2 no odd stage posts: parity looks right"
+    assert hanging(3, 3, shared_by_pair, parity)[0] > 0, "at P=3 stage 1 waits for the frame of unsent states"
+    assert hanging(5, 5, shared_by_pair, parity)[0] > 0
 
 
-def test_a_shared_queue_is_safe_but_serialises_the_pair():
+def test_a_shared_queue_is_safe_but_serialises_the_pair(overlap):
     """Honest cost: hidden states of the next slot stand behind the frame of this one."""
-    shared = Model(2, 3, [True] * 3, one_per_stage)
+    shared = Model(2, 3, [True] * 3, one_per_stage, orders(overlap))
     shared.position[1] = len(shared.programs[1])  # the last stage does nothing at all
     shared.advance(0)
     assert [message[0] for message in shared.queues[(0,)]] == ["proxy", "frame"] * 3
-    own = Model(2, 3, [True] * 3, own_per_pair)
+    own = Model(2, 3, [True] * 3, own_per_pair, orders(overlap))
     own.position[1] = len(own.programs[1])
     own.advance(0)
     assert [message[0] for message in own.queues[(0, "proxy", 0, 1)]] == ["proxy"] * 3
 
 
-def test_the_model_finds_a_frame_that_is_waited_for_before_the_hidden_states_are_sent():
+def test_the_model_finds_a_frame_that_is_waited_for_before_the_hidden_states_are_sent(overlap):
     """The model is able to hang: a stage that waits for a step's frame before its own part was sent never gets it."""
-
-    def apply_before_sending(stage, num_stages):
-        operations = [o for o in turn_operations(stage, num_stages) if o is not Operation.APPLY_FRAME]
-        where = operations.index(Operation.LAUNCH) + 1
-        return tuple(operations[:where]) + (Operation.APPLY_FRAME,) + tuple(operations[where:])
 
     class Impatient(Model):
         def host_steps(self, stage, turn, operation):
-            if operation is Operation.APPLY_FRAME and stage < self.num_stages - 1:
+            if operation is Operation.LAUNCH and stage < self.num_stages - 1:
                 frame = ("frame", self.num_stages - 1, stage, turn)
                 return [("start", *frame), ("wait", *frame)]
             return [] if operation is Operation.POST_FRAME else super().host_steps(stage, turn, operation)
 
-    assert Impatient(3, 3, [True] * 3, own_per_pair, apply_before_sending).run() != {}
+    assert Impatient(3, 3, [True] * 3, own_per_pair, orders(overlap)).run() != {}

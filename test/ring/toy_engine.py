@@ -24,7 +24,7 @@ from sglang_pp_spec.core.errors import FrameRefused
 from sglang_pp_spec.core.frame import FrameKind, FramePayload, FrameRows, fill_rows
 from sglang_pp_spec.core.identity import RowIdentity
 from sglang_pp_spec.core.layout import FrameLayout
-from sglang_pp_spec.core.stage_loop import ArrivedFrame, BatchRow, StageLoop, Turn
+from sglang_pp_spec.core.stage_loop import BatchRow, StageLoop, Turn
 from sglang_pp_spec.core.tree_rows import TreeRows
 
 
@@ -45,7 +45,7 @@ class ToyEngine(Scheduling, Sampling):
         proxies_out: Link | None = None,
         requests_in: Link | None = None,
         requests_out: Link | None = None,
-        note: Callable[[int, tuple], None] = lambda step, state: None,
+        note: Callable[[int, str, tuple], None] = lambda step, side, state: None,
         pool_size: int = 400,
         chunk: int = 1_000,
         max_running: int = 4,
@@ -143,20 +143,31 @@ class ToyEngine(Scheduling, Sampling):
         assert self.proxies_out is not None
         self.proxies_out.put(self._proxy, self.clock.now)
 
-    def apply(self, turn: Turn[ToyBatch], frame: ArrivedFrame, live: Sequence[RowIdentity]) -> None:
+    def needs_account(self, batch: ToyBatch) -> bool:
+        return self.is_last_stage and any(req.grammar for req in batch.reqs)
+
+    def adopt(self, turn: Turn[ToyBatch], live: Sequence[RowIdentity]) -> None:
         if list(live) != list(turn.launch.identities):
             self.log.append(("recomposed", turn.launch.header.step))
-        core_apply.apply_frame(self, turn, frame, self.layout, live)
+        self._note_guarded_rows(turn)
+        core_apply.adopt_frame(self, turn, self.layout, live)
+        if turn.launch.header.kind is not FrameKind.VERIFY:
+            turn.batch.lengths = turn.forward.lengths
+            self._adopt_first_tokens(turn)
+        self.last[turn.launch.header.slot] = turn.batch if turn.batch.kind is not FrameKind.VERIFY else None
+        self.log.append(("adopted", turn.launch.header.step))
+        self.note(turn.launch.header.step, "device", self._device_state(turn.batch))
 
-    def settle(self, slot: int, turn: Turn[ToyBatch]) -> list[bool]:
+    def account(self, turn: Turn[ToyBatch]) -> list[bool]:
+        self.log.append(("accounted", turn.launch.header.step))
+        core_apply.account_frame(self, turn, self.layout)
         record: Forward = turn.forward
-        self.last[slot] = turn.batch if turn.batch.kind is not FrameKind.VERIFY else None
         for req, rebuilds in zip(record.reqs, record.rebuilds, strict=True):
             if req.rebuilds == rebuilds:
                 req.frames_in_flight -= 1
-                if req.finished and not req.frames_in_flight:
+                if req.finished and (not req.aborted or not req.frames_in_flight):
                     self._release(req)
-        self.note(turn.launch.header.step, self._state_of(turn.batch))
+        self.note(turn.launch.header.step, "host", self._host_state(turn))
         return [req.finished for req in record.reqs]
 
     def idle(self) -> None:
@@ -185,8 +196,11 @@ class ToyEngine(Scheduling, Sampling):
             for place, slot in enumerate(slots):
                 self.pool.content[slot] = tree[path[place]] if place < len(path) else POISON
             req.chain = record.states[row][path[-1]]
+            req.out_on_device += rows.tokens[row, : len(path)].tolist()
 
-    def advance(self, turn: Turn[ToyBatch], device: FrameRows, host: FrameRows, live: Sequence[RowIdentity]) -> None:
+    def advance(
+        self, turn: Turn[ToyBatch], device: FrameRows, host: FrameRows | None, live: Sequence[RowIdentity]
+    ) -> None:
         batch, record = turn.batch, turn.forward
         batch.lengths = core_apply.advanced_lengths(
             batch.lengths, record.lengths, device.num_accepted, turn.launch.identities, live
@@ -200,10 +214,8 @@ class ToyEngine(Scheduling, Sampling):
         else:
             turn.batch.trees.fold(newer)
 
-    def account(self, turn: Turn[ToyBatch], rows: FrameRows, owned: Sequence[int]) -> None:
+    def deliver(self, turn: Turn[ToyBatch], rows: FrameRows, owned: Sequence[int]) -> None:
         record: Forward = turn.forward
-        if turn.launch.header.kind is not FrameKind.VERIFY:
-            turn.batch.lengths = record.lengths
         for row in owned:
             req = record.reqs[row]
             if not turn.launch.samples[row]:
@@ -213,7 +225,21 @@ class ToyEngine(Scheduling, Sampling):
             accepted = int(rows.num_accepted[row])
             if turn.launch.header.kind is FrameKind.VERIFY:
                 self.log.append(("accepted", req.rid, req.life, len(req.tokens) - 1, accepted - 1))
-            self._deliver(req, rows.tokens[row, :accepted].tolist())
+                req.accounted += accepted
+            self._append(req, rows.tokens[row, :accepted].tolist())
+
+    def _note_guarded_rows(self, turn: Turn[ToyBatch]) -> None:
+        """With overlap a wrong row runs on, made harmless, until its frame is read: nothing about it is right."""
+        for row, req in enumerate(turn.forward.reqs):
+            if not torch.equal(turn.adoptable[1 + row], turn.arrived.device[1 + row]):
+                self.oracle.suspect.add((req.rid, req.life))
+                self.log.append(("guarded", turn.launch.header.step, req.rid))
+
+    def _adopt_first_tokens(self, turn: Turn[ToyBatch]) -> None:
+        rows = FrameRows.of(turn.adoptable, self.layout, turn.launch.header.num_rows)
+        for row in core_apply.owned_rows(self, turn):
+            if turn.launch.samples[row]:
+                turn.forward.reqs[row].out_on_device.append(int(rows.tokens[row, 0]))
 
     # The forward.
 
@@ -234,7 +260,8 @@ class ToyEngine(Scheduling, Sampling):
             record.trees.append(tree)
             record.slots.append(req.slots[start : start + self.shape.num_draft_tokens])
             record.states.append(self._node_states(req, trees, row))
-            for slot, value in zip(record.slots[row], tree, strict=True):
+            # Of a request that ended between scheduling and launch (a grammar's barrier) the slots are gone.
+            for slot, value in zip(record.slots[row], tree, strict=not req.finished):
                 self.pool.content[slot] = value
         return [self._input_of(req, tree) for req, tree in zip(record.reqs, record.trees, strict=True)]
 
@@ -251,19 +278,23 @@ class ToyEngine(Scheduling, Sampling):
 
     def _input_of(self, req: Request, tree: list[int]) -> tuple:
         """What this stage computes a row from; equal on every stage or found at the next one."""
+        if req.finished or (req.rid, req.life) in self.oracle.suspect:
+            return (req.rid,)
         context = [self.pool.content[slot] for slot in req.slots[: req.committed]]
-        assert context == req.tokens[: req.committed], f"{req.rid} on stage {self.stage}: context {context}"
+        assert context == req.tokens_on_device[: req.committed], f"{req.rid} on stage {self.stage}: context {context}"
         assert req.chain == chain_of(context), f"{req.rid} on stage {self.stage}: recurrent state is wrong"
         if tree:
-            assert tree[0] == req.tokens[-1], f"{req.rid} on stage {self.stage}: the round starts at another token"
-        return (*req.state(), tuple(tree))
+            assert tree[0] == req.tokens_on_device[-1], f"{req.rid} on stage {self.stage}: another first token"
+        return req.rid, req.life, req.rebuilds, req.committed, req.chain, tuple(tree)
 
     def _compare(self, turn: Turn[ToyBatch], proxy: list) -> None:
         if not self.compares:
             return
         assert len(proxy) == len(self._proxy), f"stage {self.stage}: {len(proxy)} rows came, {len(self._proxy)} run"
         for came, own in zip(proxy, self._proxy, strict=True):
-            assert came == own, f"stage {self.stage} step {turn.launch.header.step}: {came}, {own}"
+            shorter = min(len(came), len(own))  # a request that has ended on one of the two stages already
+            same = came[:shorter] == own[:shorter]
+            assert same, f"stage {self.stage} step {turn.launch.header.step}: {came}, {own}"
 
     # Odds and ends of applying.
 
@@ -271,7 +302,7 @@ class ToyEngine(Scheduling, Sampling):
         accepted = int(rows.num_accepted[row])
         return list(range(accepted)) if rows.accept_index is None else rows.accept_index[row, :accepted].tolist()
 
-    def _deliver(self, req: Request, tokens: list[int]) -> None:
+    def _append(self, req: Request, tokens: list[int]) -> None:
         """Append up to the request's limit; what follows the end of a request is neither committed nor emitted."""
         for value in tokens:
             if req.finished:
@@ -287,13 +318,18 @@ class ToyEngine(Scheduling, Sampling):
         self.pool.give_back(req.slots)
         req.slots = []
 
-    def _state_of(self, batch: ToyBatch) -> tuple:
-        suspect = [(req.rid, req.life) in self.oracle.suspect for req in batch.reqs]
+    def _device_state(self, batch: ToyBatch) -> tuple:
         trees = batch.trees.tokens.tolist() if batch.trees is not None else [None] * len(batch.reqs)
         return tuple(
-            (*req.state(), tuple(tree or ())) if not bad and not req.finished else (req.rid,)
-            for req, tree, bad in zip(batch.reqs, trees, suspect, strict=True)
+            (*req.state_on_device(), tuple(tree or ())) if self._is_comparable(req) else (req.rid,)
+            for req, tree in zip(batch.reqs, trees, strict=True)
         )
+
+    def _host_state(self, turn: Turn[ToyBatch]) -> tuple:
+        return tuple(req.state() if self._is_comparable(req) else (req.rid,) for req in turn.forward.reqs)
+
+    def _is_comparable(self, req: Request) -> bool:
+        return not req.finished and (req.rid, req.life) not in self.oracle.suspect
 
 
 class AbortingEngine(ToyEngine):

@@ -17,9 +17,11 @@ from sglang_pp_spec.core.tree_rows import TreeRows
 class Request:
     """One stage's copy of a request.
 
-    [0, committed)                    KV written, recurrent state reflects it
+    [0, committed)                    KV written, recurrent state reflects it: what the device knows
     [committed, committed + 1)        the bonus token: known, written by the next verify as node 0
     [committed, len(slots))           reserved
+
+    ``accounted`` and ``out`` are what the host knows; with overlap they are one frame behind.
     """
 
     rid: str
@@ -29,8 +31,10 @@ class Request:
     grammar: bool = False
     cached: int = 0  # prompt tokens found in the prefix cache
     out: list[int] = field(default_factory=list)
+    out_on_device: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)  # KV slot of every position
     committed: int = 0
+    accounted: int = 0
     chain: int = 0  # recurrent state
     grammar_position: int = 0  # the FSM: position of the next token
     rebuilds: int = 0
@@ -45,17 +49,17 @@ class Request:
     def tokens(self) -> list[int]:
         return self.prompt + self.out
 
+    @property
+    def tokens_on_device(self) -> list[int]:
+        return self.prompt + self.out_on_device
+
     def state(self) -> tuple:
-        """What must be equal on all stages after a frame."""
-        return (
-            self.rid,
-            self.life,
-            self.rebuilds,
-            tuple(self.out),
-            self.committed,
-            self.chain,
-            self.grammar_position,
-        )
+        """What must be equal on all stages once a frame is accounted for."""
+        return self.rid, self.life, self.rebuilds, tuple(self.out), self.accounted, self.grammar_position
+
+    def state_on_device(self) -> tuple:
+        """What must be equal on all stages once a frame is adopted."""
+        return self.rid, self.life, self.rebuilds, tuple(self.out_on_device), self.committed, self.chain
 
 
 def chain_of(tokens: Sequence[int]) -> int:

@@ -53,7 +53,7 @@ class Sampling:
         """The target's token under the grammar; the FSM stands at the round's first position, ``ahead`` further."""
         value = self.oracle.unmasked(req.rid, req.life, position, req.grammar)
         if req.grammar:
-            assert req.grammar_position + ahead == position, (
+            assert req.finished or req.grammar_position + ahead == position, (
                 f"{req.rid}: FSM at {req.grammar_position}, not {position}"
             )
             value = self.oracle.unmasked(req.rid, req.life, position, False)

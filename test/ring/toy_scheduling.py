@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from toy_requests import Request, ToyBatch, chain_of, right_prompt
 
 from sglang_pp_spec.core.frame import FrameKind
@@ -61,7 +60,8 @@ class Scheduling:
         self._release(req)
         req.rebuilds += 1
         req.frames_in_flight = req.chunks_in_flight = 0
-        req.committed = req.chain = 0
+        req.committed = req.accounted = req.chain = 0
+        req.out_on_device = list(req.out)
         req.waiting = True
         self.waiting.insert(0, req)
         if self.chunked is req:
@@ -79,7 +79,7 @@ class Scheduling:
     def pause(self) -> None:
         """Drain, then retract everything."""
         assert self.loop is not None
-        in_flight = sum(turn is not None for turn in self.loop.turns)
+        in_flight = sum(turn is not None and not turn.is_settled for turn in self.loop.turns)
         self.log.append(("paused", self.num_turns - 1, in_flight))
         self.loop.drain()
         assert self.loop.ledger.is_idle
@@ -91,6 +91,11 @@ class Scheduling:
         self.paused = False
 
     # Scheduling: the same on every stage.
+
+    @property
+    def reserve(self) -> int:
+        """KV past what the host knows to be written: a verify, and one more for the frame it has not read."""
+        return self.shape.num_draft_tokens * self.loop.ledger.max_unread
 
     def _settle_into_running(self, slot: int) -> None:
         last, run, self.last[slot] = self.last[slot], self.running[slot], None
@@ -118,7 +123,7 @@ class Scheduling:
             ranges.append((req.committed, end))
             samples.append(end == len(req.tokens))
             budget -= end - req.committed
-            req.committed = end
+            req.committed = req.accounted = end
             self.chunked = None if samples[-1] else req
         if not reqs:
             return None
@@ -129,13 +134,13 @@ class Scheduling:
         if room <= 0 or not self.waiting:
             return None
         req = self.waiting[0]
-        needed = len(req.tokens) + self.shape.num_draft_tokens
+        needed = len(req.tokens) + self.reserve
         if len(self.pool.free) < needed:
             return None
         self.waiting.pop(0)
         req.waiting = False
         req.slots = self.pool.take(needed)
-        req.committed = min(req.cached, len(req.tokens) - 1)
+        req.committed = req.accounted = min(req.cached, len(req.tokens) - 1)
         for position in range(req.committed):
             self.pool.content[req.slots[position]] = req.tokens[position]
         req.chain = chain_of(req.tokens[: req.committed])
@@ -143,14 +148,21 @@ class Scheduling:
 
     def _decode(self, slot: int) -> ToyBatch | None:
         run = self.running[slot]
+        if run is not None:
+            run.keep([row for row, req in enumerate(run.reqs) if not self._finishes_unread(req)])
         while run is not None and run.reqs:
-            needed = [max(0, req.committed + self.shape.num_draft_tokens - len(req.slots)) for req in run.reqs]
+            needed = [max(0, req.accounted + self.reserve - len(req.slots)) for req in run.reqs]
             if sum(needed) <= len(self.pool.free):
                 for req, num in zip(run.reqs, needed, strict=True):
                     req.slots += self.pool.take(num)
                 run.samples = [True] * len(run.reqs)
-                run.lengths = torch.tensor([req.committed for req in run.reqs], dtype=torch.int64)
                 return run
             assert len(run.reqs) > 1 or len(self.pool.free) < self.pool.size, "the pool is too small for one request"
             self.retract(run.reqs[-1].rid)
         return None
+
+    def _finishes_unread(self, req: Request) -> bool:
+        """With overlap: the frame that was adopted and not read holds the request's last token by length."""
+        previous = self.loop.previous
+        unread = previous is not None and not previous.is_settled and req in previous.forward.reqs
+        return unread and len(req.out) + 1 >= req.max_new

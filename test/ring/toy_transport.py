@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from links import Link, Waiter, wait_in_vain
 from torch import Tensor
 
-from sglang_pp_spec.core.stage_loop import ArrivedFrame
+
+@dataclass(frozen=True)
+class ToyFrame:
+    """An arrived frame; ``reading`` is called when the host reads it."""
+
+    device: Tensor
+    host: Tensor
+    reading: Callable[[], None] = lambda: None
+
+    def read(self) -> Tensor:
+        self.reading()
+        return self.host
 
 
 class FrameLink(Link):
@@ -70,6 +82,7 @@ class ToyTransport:
         self.incoming = incoming
         self._posted: dict[int, int] = {}
         self._local: dict[int, Tensor] = {}
+        self.reading: Callable[[], None] = lambda: None
 
     def send(self, slot: int, frame: Tensor) -> None:
         self._local[slot] = frame
@@ -81,10 +94,10 @@ class ToyTransport:
         assert slot not in self._posted, f"slot {slot} has a frame under way already"
         self._posted[slot] = self.incoming.post()
 
-    def fetch(self, slot: int) -> ArrivedFrame:
+    def fetch(self, slot: int) -> ToyFrame:
         if self.incoming is None:
             frame = self._local.pop(slot)
         else:
             time, frame = self.incoming.get(self._posted.pop(slot))
             self.clock.until(time)
-        return ArrivedFrame(frame.clone(), frame)
+        return ToyFrame(frame.clone(), frame, self.reading)

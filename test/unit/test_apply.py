@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_pp_spec.core.apply import advanced_lengths, apply_frame, nodes_of_batch, owns_row
+from sglang_pp_spec.core.apply import account_frame, adopt_frame, advanced_lengths, nodes_of_batch, owns_row
 from sglang_pp_spec.core.frame import FrameKind, begin_frame
 from sglang_pp_spec.core.identity import RowIdentity
 from sglang_pp_spec.core.layout import FrameLayout, TreeShape
 from sglang_pp_spec.core.ledger import Ledger
-from sglang_pp_spec.core.stage_loop import ArrivedFrame, Turn
+from sglang_pp_spec.core.stage_loop import Turn
 
 SHAPE = TreeShape(2, 2, 4)
 LAYOUT = FrameLayout(SHAPE, capacity=4)
@@ -30,13 +30,13 @@ class State:
         self.calls.append(("commit_cache", owned))
 
     def advance(self, turn, on_device, on_host, live):
-        self.calls.append(("advance", live))
+        self.calls.append(("advance", live, on_host is not None))
 
     def fold(self, turn, newer):
         self.calls.append(("fold", newer.identities))
 
-    def account(self, turn, rows, owned):
-        self.calls.append(("account", owned))
+    def deliver(self, turn, rows, owned):
+        self.calls.append(("deliver", owned))
 
 
 def turn_of(kind, samples=(True, True, True)):
@@ -44,43 +44,64 @@ def turn_of(kind, samples=(True, True, True)):
     return Turn(launch, SimpleNamespace())
 
 
-def applied(state, turn, live=(A, B, C)):
+def applied(state, turn, live=(A, B, C), read=True):
+    """The calls of adopting and accounting for a frame; ``read`` False: it is read in between."""
     launch = turn.launch
     frame = begin_frame(
         launch.header, launch.identities, LAYOUT, num_accepted=[int(s) for s in launch.samples], num_drafts=[0] * 3
     )
-    apply_frame(state, turn, ArrivedFrame(frame, frame), LAYOUT, live)
+    turn.adoptable, turn.on_host = frame, frame if read else None
+    adopt_frame(state, turn, LAYOUT, live)
+    turn.on_host = frame
+    account_frame(state, turn, LAYOUT)
     return state.calls
 
 
 def test_the_cache_is_committed_at_forward_time_lengths_before_they_advance():
-    names = [name for name, _ in applied(State(), turn_of(FrameKind.VERIFY))]
-    assert names == ["commit_cache", "advance", "fold", "account"]
+    names = [name for name, *_ in applied(State(), turn_of(FrameKind.VERIFY))]
+    assert names == ["commit_cache", "advance", "fold", "deliver"]
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_host_that_has_not_read_the_frame_is_given_no_lengths(read):
+    ((_, _, has_host_rows),) = [
+        c for c in applied(State(), turn_of(FrameKind.VERIFY), read=read) if c[0] == "advance"
+    ]
+    assert has_host_rows is read
+
+
+def test_a_request_that_ends_between_adopting_and_accounting_gets_no_token():
+    """Aborted while its frame was adopted and unread: its cache moved, its output must not."""
+    state, turn = State(), turn_of(FrameKind.VERIFY)
+    fold = state.fold
+    state.fold = lambda turn, newer: (fold(turn, newer), setattr(state, "not_owned", (1,)))
+    calls = {call[0]: call[1] for call in applied(state, turn, read=False)}
+    assert calls["commit_cache"] == [0, 1, 2] and calls["deliver"] == [0, 2]
 
 
 def test_a_finished_prompt_moves_no_cache_and_no_length():
-    assert [name for name, _ in applied(State(), turn_of(FrameKind.PREFILL))] == ["fold", "account"]
+    assert [name for name, *_ in applied(State(), turn_of(FrameKind.PREFILL))] == ["fold", "deliver"]
 
 
 def test_a_middle_chunk_folds_nothing():
     calls = applied(State(), turn_of(FrameKind.MIDDLE, samples=(False,) * 3))
-    assert calls == [("account", [0, 1, 2])]
+    assert calls == [("deliver", [0, 1, 2])]
 
 
 def test_rows_are_labelled_as_launched_whatever_the_batch_is_now():
-    calls = dict(applied(State(), turn_of(FrameKind.VERIFY), live=(C, A)))
+    calls = {call[0]: call[1] for call in applied(State(), turn_of(FrameKind.VERIFY), live=(C, A))}
     assert calls["fold"] == [A, B, C] and calls["advance"] == (C, A)
 
 
 def test_a_row_that_lost_its_request_reaches_neither_cache_nor_accounting():
-    calls = dict(applied(State(not_owned=(1,)), turn_of(FrameKind.VERIFY)))
-    assert calls["commit_cache"] == calls["account"] == [0, 2]
+    calls = {call[0]: call[1] for call in applied(State(not_owned=(1,)), turn_of(FrameKind.VERIFY))}
+    assert calls["commit_cache"] == calls["deliver"] == [0, 2]
 
 
 def test_a_refused_row_gets_no_token_but_a_refused_middle_chunk_is_still_drained():
     turn = turn_of(FrameKind.PREFILL, samples=(True, True, False))
     turn.refused_rows = (0, 2)
-    assert dict(applied(State(), turn))["account"] == [1, 2]
+    assert dict(applied(State(), turn))["deliver"] == [1, 2]
 
 
 @pytest.mark.parametrize(

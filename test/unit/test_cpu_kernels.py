@@ -294,7 +294,6 @@ def test_flags_the_user_gave_are_not_repeated():
     added = environment.cpu_server_args(given)
     assert "--max-total-tokens" not in added and "--device" not in added
     assert added[added.index("--attention-backend") + 1] == "intel_amx"
-    assert "--disable-overlap-schedule" in added
 
 
 def test_a_later_stages_pool_names_its_first_layer_only_while_the_backend_starts():

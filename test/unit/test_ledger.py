@@ -119,6 +119,12 @@ def test_asking_without_begin_starts_no_life():
     assert book.identify("a", owner=req, rebuilds=1, begin=False) != identity
 
 
+def done(book, step):
+    """Adopted and settled, as without overlap."""
+    book.adopt(step)
+    book.settle(step)
+
+
 # The fence.
 
 
@@ -127,7 +133,7 @@ def test_a_request_with_a_frame_in_flight_is_not_launched_again():
     first = launch(book, 0, req)
     with pytest.raises(FenceViolation, match="step 1 slot 1: a#1 already has 1 frame"):
         launch(book, 1, req, step=1)
-    book.settle(first)
+    done(book, first)
     launch(book, 1, req, step=2)
 
 
@@ -156,7 +162,7 @@ def test_middle_chunks_are_not_fenced_and_fence_nothing():
     final = launch(book, 3, req, step=3, kind=FrameKind.PREFILL)
     assert book._in_flight == {final.identities[0]: 1}
     for slot in range(4):
-        book.settle(book.expected(slot))
+        done(book, book.expected(slot))
         book.check_integrity()
     assert book.is_idle
 
@@ -166,8 +172,8 @@ def test_a_middle_chunk_gives_back_nothing_when_its_final_chunk_is_in_flight():
     book, req = ledger(), Request("a")
     middle = launch(book, 0, req, samples=[False], kind=FrameKind.MIDDLE)
     launch(book, 1, req, step=1, kind=FrameKind.PREFILL)
-    book.settle(middle)
-    with pytest.raises(FenceViolation):
+    done(book, middle)
+    with pytest.raises(FenceViolation, match="already has 1"):
         launch(book, 2, req, step=2)
 
 
@@ -176,7 +182,7 @@ def test_the_old_frame_of_a_reused_id_leaves_the_new_request_fenced():
     book, old, new = ledger(), Request("a"), Request("a")
     stale = launch(book, 0, old)
     launch(book, 1, new, step=1)
-    book.settle(stale)
+    done(book, stale)
     with pytest.raises(FenceViolation, match="a#2"):
         launch(book, 2, new, step=2)
     book.check_integrity()
@@ -187,11 +193,11 @@ def test_a_retracted_request_is_free_at_once_and_its_stale_frame_takes_nothing_f
     stale = launch(book, 0, req)
     req.rebuilds += 1
     fresh = launch(book, 1, req, step=1)
-    book.settle(fresh)
+    done(book, fresh)
     book.check_integrity()
     again = launch(book, 2, req, step=2)
-    book.settle(stale)
-    book.settle(again)
+    done(book, stale)
+    done(book, again)
     assert book.is_idle and not book._in_flight
 
 
@@ -202,15 +208,56 @@ def test_a_request_that_is_in_a_batch_twice_is_refused():
     book.check_integrity()
 
 
-def test_the_number_of_frames_in_flight_is_a_bound_and_not_a_switch():
-    book, req = ledger(max_in_flight=2), Request("a")
-    launch(book, 0, req)
-    second = launch(book, 1, req, step=1)
-    with pytest.raises(FenceViolation, match="already has 2"):
-        launch(book, 2, req, step=2)
-    book.settle(second)
-    launch(book, 2, req, step=3)
+def test_with_overlap_a_request_runs_one_unread_step_ahead_and_no_further():
+    """Its KV is reserved for that many; and a step whose frame was not adopted fences it in any case."""
+    book, req = ledger(max_unread=2), Request("a")
+    first = launch(book, 0, req)
+    with pytest.raises(FenceViolation, match="already has 1"):
+        launch(book, 1, req, step=1)
+    book.adopt(first)
+    second = launch(book, 1, req, step=2)
+    book.adopt(second)
+    with pytest.raises(FenceViolation, match="2 step"):
+        launch(book, 2, req, step=3)
+    book.settle(first)
+    launch(book, 2, req, step=4)
     book.check_integrity()
+
+
+def test_without_overlap_an_adopted_step_that_is_unread_still_fences_its_requests():
+    book, req = ledger(), Request("a")
+    book.adopt(launch(book, 0, req))
+    with pytest.raises(FenceViolation, match="1 step"):
+        launch(book, 1, req, step=1)
+
+
+def test_a_slot_with_overlap_holds_an_adopted_step_beside_the_newest_one():
+    book, a, b, c = ledger(max_unread=2), Request("a"), Request("b"), Request("c")
+    first = launch(book, 0, a)
+    with pytest.raises(LedgerFault, match="still holds step 0"):
+        launch(book, 0, b, step=3)
+    book.adopt(first)
+    second = launch(book, 0, b, step=3)
+    book.adopt(second)
+    with pytest.raises(LedgerFault, match="still holds step 0, unread"):
+        launch(book, 0, c, step=6)
+    with pytest.raises(LedgerFault, match="step 3 is not what slot 0 holds"):
+        book.settle(second)
+    book.settle(first)
+    assert book.expected(0) is second
+
+
+def test_a_step_is_adopted_once_and_before_it_is_settled():
+    book = ledger()
+    step = launch(book, 0, Request("a"))
+    with pytest.raises(LedgerFault, match="was not adopted"):
+        book.settle(step)
+    book.adopt(step)
+    with pytest.raises(LedgerFault, match="not to be adopted"):
+        book.adopt(step)
+    book.settle(step)
+    with pytest.raises(LedgerFault, match="not to be adopted"):
+        book.adopt(step)
 
 
 # Steps.
@@ -226,7 +273,7 @@ def test_a_slot_holds_one_step():
 def test_only_the_step_a_slot_holds_can_be_settled_and_only_once():
     book, a, b = ledger(), Request("a"), Request("b")
     first = launch(book, 0, a)
-    book.settle(first)
+    done(book, first)
     with pytest.raises(LedgerFault, match="step 0 is not what slot 0 holds"):
         book.settle(first)
     second = launch(book, 0, b, step=4)
@@ -239,45 +286,53 @@ def test_only_the_step_a_slot_holds_can_be_settled_and_only_once():
 def test_a_share_that_outlived_its_step_is_found():
     book = ledger()
     step = launch(book, 0, Request("a"))
-    book._launched[0] = None
+    book._launched[0] = []
     with pytest.raises(LedgerFault, match="in flight"):
         book.check_integrity()
-    book._launched[0] = step
-    book._in_flight.clear()
-    with pytest.raises(LedgerFault):
+    book._launched[0] = [step]
+    book.adopt(step)
+    book._unread.clear()
+    with pytest.raises(LedgerFault, match="unread"):
         book.check_integrity()
 
 
 actions = st.lists(
-    st.tuples(st.sampled_from(["launch", "settle", "rebuild", "renew"]), st.integers(0, 3), st.integers(0, 2)),
+    st.tuples(
+        st.sampled_from(["launch", "adopt", "settle", "rebuild", "renew"]), st.integers(0, 3), st.integers(0, 2)
+    ),
     max_size=40,
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(actions, st.integers(1, 2))
 def test_shares_equal_those_of_a_plain_model_whatever_happens(todo, bound):
-    """The model: a list of (slot, owner, rebuilds); a launch is allowed while its count is below the bound."""
-    book, requests = ledger(max_in_flight=bound), [Request(rid) for rid in "abc"]
-    model: list[tuple] = []
+    """The model: a list of [slot, owner, rebuilds, adopted], oldest first."""
+    book, requests = ledger(max_unread=bound), [Request(rid) for rid in "abc"]
+    model: list[list] = []
     for step, (what, slot, which) in enumerate(todo):
         req = requests[which]
-        life = (req, req.rebuilds)
+        in_slot = [entry for entry in model if entry[0] == slot]
         if what == "launch":
-            allowed = all(entry[0] != slot for entry in model) and [e[1:] for e in model].count(life) < bound
+            own = [entry for entry in model if entry[1] is req and entry[2] == req.rebuilds]
+            allowed = all(entry[3] for entry in in_slot + own) and max(len(in_slot), len(own)) < bound
             try:
                 launch(book, slot, req, step=step)
                 assert allowed
-                model.append((slot, *life))
+                model.append([slot, req, req.rebuilds, False])
             except (FenceViolation, LedgerFault):
                 assert not allowed
-        elif what == "settle" and book.expected(slot):
+        elif what == "adopt" and in_slot and not in_slot[-1][3]:
+            book.adopt(book._launched[slot][-1])
+            in_slot[-1][3] = True
+        elif what == "settle" and in_slot and in_slot[0][3]:
             book.settle(book.expected(slot))
-            model = [entry for entry in model if entry[0] != slot]
+            model.remove(in_slot[0])
         elif what == "rebuild":
             req.rebuilds += 1
         elif what == "renew":
             requests[which] = Request(req.rid)
         book.check_integrity()
-        assert sum(book._in_flight.values()) == len(model)
+        assert sum(book._unread.values()) == len(model)
+        assert sum(book._in_flight.values()) == sum(not entry[3] for entry in model)
     assert book.is_idle == (not model)

@@ -5,18 +5,39 @@ import pytest
 from sglang_pp_spec.core.ring import Operation, turn_operations
 
 PIPELINES = [(num_stages, stage) for num_stages in (2, 3, 4, 5, 8) for stage in range(num_stages)]
-FIRST = (Operation.APPLY_FRAME, Operation.TAKE_REQUESTS, Operation.SCHEDULE)
+FRAME = (Operation.READ_FRAME, Operation.ADOPT_FRAME, Operation.ACCOUNT_FRAME)
+ALWAYS = (Operation.TAKE_REQUESTS, Operation.SCHEDULE)
+both_modes = pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
 
 
 @pytest.mark.parametrize(("num_stages", "stage"), PIPELINES)
-def test_a_frame_is_applied_before_requests_are_taken_and_the_slot_is_scheduled(num_stages, stage):
-    """The end of a request that a stage decides while applying reaches all stages before any schedules it."""
-    assert turn_operations(stage, num_stages)[:3] == FIRST
+def test_without_overlap_a_frame_is_done_with_before_the_slot_is_scheduled(num_stages, stage):
+    assert turn_operations(stage, num_stages)[:5] == (*FRAME, *ALWAYS)
 
 
 @pytest.mark.parametrize(("num_stages", "stage"), PIPELINES)
-def test_each_end_of_each_link_has_its_operation(num_stages, stage):
-    operations = turn_operations(stage, num_stages)
+def test_with_overlap_a_frame_is_read_after_everything_the_turn_launches_and_sends(num_stages, stage):
+    operations = turn_operations(stage, num_stages, overlap=True)
+    assert operations[:3] == (Operation.ADOPT_FRAME, *ALWAYS)
+    assert operations[-2:] == (Operation.READ_FRAME, Operation.ACCOUNT_FRAME)
+
+
+@both_modes
+@pytest.mark.parametrize("num_stages", [2, 3, 4, 5, 8])
+def test_between_two_schedulings_all_stages_do_the_same(num_stages, overlap):
+    """Adopting, accounting and taking requests decide what is scheduled: their order is equal on every stage."""
+    decide = {Operation.ADOPT_FRAME, Operation.ACCOUNT_FRAME, *ALWAYS}
+    orders = {
+        tuple(o for o in turn_operations(stage, num_stages, overlap=overlap) if o in decide)
+        for stage in range(num_stages)
+    }
+    assert len(orders) == 1
+
+
+@both_modes
+@pytest.mark.parametrize(("num_stages", "stage"), PIPELINES)
+def test_each_end_of_each_link_has_its_operation(num_stages, stage, overlap):
+    operations = turn_operations(stage, num_stages, overlap=overlap)
     assert len(set(operations)) == len(operations)
     assert (Operation.RECEIVE_PROXY in operations) is (stage > 0)
     assert (Operation.SEND_PROXY in operations) is (stage < num_stages - 1)
@@ -25,16 +46,18 @@ def test_each_end_of_each_link_has_its_operation(num_stages, stage):
     assert Operation.LAUNCH in operations
 
 
+@both_modes
 @pytest.mark.parametrize(("num_stages", "stage"), PIPELINES)
-def test_nothing_is_awaited_between_launch_and_sending_on(num_stages, stage):
-    operations = turn_operations(stage, num_stages)
+def test_nothing_is_awaited_between_launch_and_sending_on(num_stages, stage, overlap):
+    operations = turn_operations(stage, num_stages, overlap=overlap)
     sent = Operation.SEND_FRAME if stage == num_stages - 1 else Operation.SEND_PROXY
     assert operations.index(sent) == operations.index(Operation.LAUNCH) + 1
 
 
+@both_modes
 @pytest.mark.parametrize(("num_stages", "stage"), [(num, stage) for num, stage in PIPELINES if stage < num - 1])
-def test_hidden_states_are_sent_before_the_frame_they_lead_to_is_awaited(num_stages, stage):
-    operations = turn_operations(stage, num_stages)
+def test_hidden_states_are_sent_before_the_frame_they_lead_to_is_awaited(num_stages, stage, overlap):
+    operations = turn_operations(stage, num_stages, overlap=overlap)
     assert operations.index(Operation.SEND_PROXY) < operations.index(Operation.POST_FRAME)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from workloads import CHUNK, WORKLOADS, ask_all
@@ -21,12 +22,21 @@ def depth(spec: ServerSpec, value: int) -> ServerSpec:
     return replace(spec, extra_args=(*spec.extra_args, "--pp-async-batch-depth", str(value)))
 
 
+def with_overlap(spec: ServerSpec) -> ServerSpec:
+    """``spec`` with rounds launched before the frame of the round before is read."""
+    return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_OVERLAP": "on"})
+
+
+PLUGIN_CHAIN, PLUGIN_TREE = replace(CHAIN, mode="plugin"), replace(TREE, mode="plugin")
 ARMS = {
-    "pp2-chain": replace(CHAIN, pp=2, mode="plugin"),
-    "pp2-tree": replace(TREE, pp=2, mode="plugin"),
-    "pp3-tree-depth1": depth(replace(TREE, pp=3, mode="plugin"), 1),
-    "pp4-chain": replace(CHAIN, pp=4, mode="plugin"),
-    "pp2-chain-depth2": depth(replace(CHAIN, pp=2, mode="plugin"), 2),
+    "pp2-chain": with_overlap(replace(PLUGIN_CHAIN, pp=2)),
+    "pp2-tree": with_overlap(replace(PLUGIN_TREE, pp=2)),
+    "pp3-tree-depth1": with_overlap(depth(replace(PLUGIN_TREE, pp=3), 1)),
+    "pp4-chain": with_overlap(replace(PLUGIN_CHAIN, pp=4)),
+    "pp2-chain-depth2": with_overlap(depth(replace(PLUGIN_CHAIN, pp=2), 2)),
+    "pp2-tree-sync": replace(PLUGIN_TREE, pp=2),
+    "pp3-chain-depth2-sync": depth(replace(PLUGIN_CHAIN, pp=3), 2),
+    "pp4-tree-depth1-sync": depth(replace(PLUGIN_TREE, pp=4), 1),
 }
 
 
@@ -37,6 +47,8 @@ class Arm:
     name: str
     server: Server
     reference: dict[str, list[Reply]]
+    overlap: bool
+    timeline: Path  # folder of the stages' spans
 
 
 @pytest.fixture(scope="session")
@@ -52,10 +64,16 @@ def references() -> Callable[[ServerSpec], dict[str, list[Reply]]]:
 
 
 @pytest.fixture(scope="class", params=ARMS)
-def arm(request: pytest.FixtureRequest, references: Callable[[ServerSpec], dict[str, list[Reply]]]) -> Iterator[Arm]:
+def arm(
+    request: pytest.FixtureRequest,
+    references: Callable[[ServerSpec], dict[str, list[Reply]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Arm]:
     """One plugin server after the other; all tests of a class run on a server before the next one starts."""
+    timeline = tmp_path_factory.mktemp("timeline")
     spec = ARMS[request.param]
+    spec = replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_TIMELINE": str(timeline)})
     reference = references(spec)
     with Server(spec) as server:
-        yield Arm(request.param, server, reference)
+        yield Arm(request.param, server, reference, "SGLANG_PP_SPEC_OVERLAP" in spec.extra_env, timeline)
         assert server.is_alive(), f"the server died during its tests\n{server.log_tail()}"

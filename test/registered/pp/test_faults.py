@@ -11,19 +11,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from conftest import CHAIN
+from conftest import CHAIN, with_overlap
 from workloads import Ask, ask_all, ask_with_aborts, few_shot
 
 from sglang_pp_spec.server import Reply, Server, ServerError
 from sglang_pp_spec.tiny import problems
 
-BUSY = [Ask(few_shot(1, seed=40 + i), max_new_tokens=400, ignore_eos=True) for i in range(4)]
+BUSY = [Ask(few_shot(1, seed=40 + i), max_new_tokens=400, ignore_eos=True) for i in range(8)]  # two a slot at PP4
 
 
-def faulty(fault: str, pp: int = 2) -> Server:
+both_modes = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "sync"])
+
+
+def server_of(pp: int, overlap: bool, *arguments: str, **env: str) -> Server:
+    """A plugin server with ``env`` set."""
+    spec = replace(CHAIN, pp=pp, mode="plugin", extra_args=(*CHAIN.extra_args, *arguments), extra_env=env)
+    return Server(with_overlap(spec) if overlap else spec)
+
+
+def faulty(fault: str, pp: int, overlap: bool, **env: str) -> Server:
     """A plugin server whose last stage misbehaves once."""
-    env = {"SGLANG_PP_SPEC_FAULT": fault, "SGLANG_PP_SPEC_FRAME_TIMEOUT_S": "10"}
-    return Server(replace(CHAIN, pp=pp, mode="plugin", extra_env=env))
+    return server_of(pp, overlap, SGLANG_PP_SPEC_FAULT=fault, SGLANG_PP_SPEC_FRAME_TIMEOUT_S="10", **env)
 
 
 def seconds_until_gone(server: Server, limit_s: float = 60.0) -> float:
@@ -48,8 +56,9 @@ def ask_each(server: Server, asks: list[Ask]) -> list[Reply | ServerError]:
 
 
 class TestFrameFaults:
-    """Each fault is found by the first stage that receives the frame, before anything of it is applied."""
+    """Each fault is found by the first stage that reads the frame, before any token of it reaches a request."""
 
+    @both_modes
     @pytest.mark.parametrize(
         ("fault", "pp", "words"),
         [
@@ -63,8 +72,10 @@ class TestFrameFaults:
             ("drop@60", 2, r"the frame says step \d+, expected \d+|no frame within 10 s"),
         ],
     )
-    def test_a_wrong_frame_stops_the_engine_and_is_named(self, fault: str, pp: int, words: str) -> None:
-        with faulty(fault, pp) as server:
+    def test_a_wrong_frame_stops_the_engine_and_is_named(
+        self, fault: str, pp: int, words: str, overlap: bool
+    ) -> None:
+        with faulty(fault, pp, overlap) as server:
             with pytest.raises(ServerError):
                 ask_all(server, BUSY)
             assert seconds_until_gone(server) < 30
@@ -72,9 +83,9 @@ class TestFrameFaults:
             assert refusals, f"no refusal in the log\n{server.log_tail()}"
             assert re.search(words, refusals[0]), refusals[0]
 
-    def test_under_the_abort_policy_only_the_affected_request_ends(self) -> None:
-        env = {"SGLANG_PP_SPEC_FAULT": "corrupt@60", "SGLANG_PP_SPEC_ON_MISMATCH": "abort"}
-        with Server(replace(CHAIN, pp=2, mode="plugin", extra_env=env)) as server:
+    @both_modes
+    def test_under_the_abort_policy_only_the_affected_request_ends(self, overlap: bool) -> None:
+        with faulty("corrupt@60", 2, overlap, SGLANG_PP_SPEC_ON_MISMATCH="abort") as server:
             outcomes = ask_each(server, BUSY)
             refused = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ServerError)]
             assert len(refused) == 1, "the fault hit no request, or more than one"
@@ -91,7 +102,7 @@ class TestDeadStage:
 
     @pytest.mark.parametrize(("pp", "victim"), [(2, 1), (4, 2)])
     def test_a_stage_killed_mid_decode_ends_the_server_within_30_seconds(self, pp: int, victim: int) -> None:
-        with Server(replace(CHAIN, pp=pp, mode="plugin")) as server:
+        with server_of(pp, True) as server:
             pid = stage_pid(server, victim)
             timer_start = time.monotonic()
             killer = subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {pid}"])
@@ -106,8 +117,9 @@ class TestDeadStage:
 class TestNoise:
     """Random arrivals, aborts and retractions: every request that finishes has the tokens of the undisturbed run."""
 
+    @both_modes
     @pytest.mark.parametrize("pp", [2, 4])
-    def test_200_requests_with_aborts_and_retractions_reply_as_undisturbed(self, pp: int) -> None:
+    def test_200_requests_with_aborts_and_retractions_reply_as_undisturbed(self, pp: int, overlap: bool) -> None:
         rng = random.Random(pp)
         asked = problems.held_out(160, seed=6)
         asks = [
@@ -115,9 +127,9 @@ class TestNoise:
             for p in asked
         ]
         victims = [Ask(few_shot(1, seed=60 + i), 1500, after_s=rng.uniform(0, 6)) for i in range(40)]
-        small = (*CHAIN.extra_args, "--max-total-tokens", "1800", "--max-running-requests", "16")
+        small = ("--max-total-tokens", "1800", "--max-running-requests", "16")
         retract = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "40"}  # besides KV pressure
-        with Server(replace(CHAIN, pp=pp, mode="plugin", extra_args=small, extra_env=retract)) as server:
+        with server_of(pp, overlap, *small, **retract) as server:
             undisturbed = [reply.token_ids for reply in ask_all(server, asks)]
             server.flush_cache(timeout_s=20)
             replies, aborted = ask_with_aborts(server, asks, victims)

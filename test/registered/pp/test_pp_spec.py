@@ -5,9 +5,13 @@ The bonus token is always accepted, so text stays right when every draft is lost
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from conftest import CHAIN, Arm
@@ -32,7 +36,7 @@ from sglang_pp_spec.tiny import problems
 
 
 class TestPPSpecConsistency:
-    """Every test runs on every arm: PP 2, 3, 4, chain and tree, depth 0, 1, 2."""
+    """Every test runs on every arm: PP 2, 3, 4, chain and tree, depth 0, 1, 2, with overlap and without."""
 
     def test_accuracy_acceptance_tokens_and_rounds_equal_plain_speculation(self, arm: Arm) -> None:
         replies, plain = ask_all(arm.server, questions()), arm.reference["questions"]
@@ -80,6 +84,28 @@ class TestPPSpecConsistency:
         arm.server.flush_cache(timeout_s=10)
         disturbed = _ask_while_pausing(arm.server, asks)
         assert [r.token_ids for r in disturbed] == [r.token_ids for r in undisturbed]
+
+    def test_stage_0_launches_a_round_before_it_reads_the_one_before_or_after_without_overlap(self, arm: Arm) -> None:
+        ask_all(arm.server, questions())
+        spans = [json.loads(line) for line in (arm.timeline / "stage0.jsonl").read_text().splitlines()]
+        pairs = list(steady_rounds(spans))
+        assert len(pairs) > 50
+        assert {launched < read for launched, read in pairs} == {arm.overlap}
+
+
+def steady_rounds(spans: list[dict[str, Any]]) -> Iterator[tuple[float, float]]:
+    """(start of a launch, start of reading the frame of the slot's step before), for steps of consecutive turns.
+
+    A slot's frames are read in the order of its launches, each once.
+    """
+    num_slots = len({span["slot"] for span in spans})
+    for slot in {span["slot"] for span in spans}:
+        own = [span for span in spans if span["slot"] == slot]
+        launches = [span for span in own if span["name"] in ("verify", "prefill", "middle")]
+        reads = [span for span in own if span["name"] == "read"]
+        for (before, launched), read in zip(pairwise(launches), reads, strict=False):
+            if launched["step"] - before["step"] == num_slots:
+                yield launched["start"], read["start"]
 
 
 class TestPPSpecPressure:
