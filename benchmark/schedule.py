@@ -6,10 +6,11 @@
 
 Real SGLang servers on the CPU engine, whose stages sleep a known time in every target forward and draft, so that a
 few cores are enough for all stages. Arms: this plugin, SGLang's built-in, the built-in with
-``--pp-async-batch-depth 1`` (``--depth``), and PP without speculation. Held fixed: machine, model, prompts, greedy
-sampling to the same length, requests per slot (``--pp-max-micro-batch-size``), the sleeps and the code that records
-busy times. One warm-up run per server is discarded; the arms that fit into memory together are measured in turn; the
-numbers are medians.
+``--pp-async-batch-depth 1`` (``--depth``), PP without speculation, and on demand this plugin with
+``SGLANG_PP_SPEC_OVERLAP=on``, which has nothing to gain where forwards run on the host. Held fixed: machine, model,
+prompts, greedy sampling to the same length, requests per slot (``--pp-max-micro-batch-size``), the sleeps and the
+code that records busy times. One warm-up run per server is discarded; the arms that fit into memory together are
+measured in turn; the numbers are medians.
 
 The floor follows from each stage's own measured busy time in the same run: forward, draft extend and draft spans,
 not the host's scheduling, tree building, sampling and accounting. With b_s the mean busy time of a decode step on
@@ -35,7 +36,7 @@ from .arms import DEFAULT_DRAFT, DEFAULT_MODEL, Run, groups, prompts, serve
 from .occupancy import busy_per_step, cycle_time, floor_seconds, prefill_busy, utilisation, write_spans
 from .report import emit, provenance, table
 
-ARMS = ("ours", "builtin", "builtin_depth", "nospec")
+ARMS = ("ours", "ours_overlap", "builtin", "builtin_depth", "nospec")
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48, help="generated per request")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--depth", type=int, default=1, help="--pp-async-batch-depth of the third arm")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[arm for arm in ARMS if arm != "ours_overlap"])
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--draft", default=DEFAULT_DRAFT)
     parser.add_argument("--json", help="also write the result to this file")
@@ -81,7 +82,7 @@ def per_slot(options: argparse.Namespace) -> int:
 
 
 def specs(options: argparse.Namespace) -> dict[str, ServerSpec]:
-    """The arms' servers; they differ in mode and async depth only."""
+    """The arms' servers; they differ in mode, overlap and async depth only."""
     common = (
         *("--pp-max-micro-batch-size", str(per_slot(options))),
         *("--max-running-requests", str(options.requests)),
@@ -94,13 +95,19 @@ def specs(options: argparse.Namespace) -> dict[str, ServerSpec]:
         "SGLANG_PP_SPEC_DRAFT_DELAY_MS": str(options.draft_ms),
     }
 
-    def spec(mode, *extra: str) -> ServerSpec:
+    def spec(mode, *extra: str, **more_env: str) -> ServerSpec:
         return ServerSpec(
-            options.model, options.draft, pp=options.pp, mode=mode, extra_args=common + extra, extra_env=env
+            options.model,
+            options.draft,
+            pp=options.pp,
+            mode=mode,
+            extra_args=common + extra,
+            extra_env=env | more_env,
         )
 
     every = {
         "ours": spec("plugin"),
+        "ours_overlap": spec("plugin", SGLANG_PP_SPEC_OVERLAP="on"),
         "builtin": spec("builtin"),
         "builtin_depth": spec("builtin", "--pp-async-batch-depth", str(options.depth)),
         "nospec": spec("nospec"),
@@ -159,7 +166,7 @@ def summary(runs: list[Run], options: argparse.Namespace) -> dict[str, Any]:
 def ratios(runs: dict[str, list[Run]], arms: dict[str, dict], options: argparse.Namespace) -> dict[str, Any]:
     """What the targets speak of; ratios are medians over repetitions, each pair from the same repetition."""
     result: dict[str, Any] = {"to_floor": arms["ours"]["to_floor"] if "ours" in arms else None}
-    keys = {"builtin": "builtin", "builtin_depth": f"builtin_depth{options.depth}", "nospec": "nospec"}
+    keys = {name: name for name in ARMS[1:]} | {"builtin_depth": f"builtin_depth{options.depth}"}
     for name, key in keys.items():
         if name in runs and "ours" in runs:
             pairs = zip(runs[name], runs["ours"], strict=True)

@@ -2,13 +2,16 @@
 
     python -m benchmark.simulate --pp 2 4 8 16 32 64 --stage-ms 20 --draft-ms 5 --host-ms 2 --hop-ms 0.1
     python -m benchmark.simulate --pp 3 --stage-ms 20 30 25 --slots 3
+    python -m benchmark.simulate --pp 2 --slots 1 --device --stage-ms 2 --host-ms 4 --account-ms 2      # a GPU
+    python -m benchmark.simulate --published                        # overlap on the published machine
     python -m benchmark.simulate --check benchmark/results/schedule-pp2.json      # against a measured point
 
 Virtual time, no server. Every stage walks the operations of ``core.ring.turn_operations``, slot by slot, on a clock
 of its own; a receive moves the clock to the arrival of its message. A schedule that cannot go on is a hang.
 Held fixed: the order of operations, slots as the real loop has them (one per stage), every slot with the same rounds.
-The forward is synchronous, as on the CPU engine: host time adds to the stage's. What this cannot show: anything a
-device does while its host is elsewhere, and contention between stages for cores or links.
+Without ``--device`` the forward runs on the host's clock, as on the CPU engine. With it every stage has a second
+clock: a forward starts when it was launched, its inputs have arrived and the device is free, and the host does not
+wait for it. What this cannot show: contention between stages for cores or links.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ from .occupancy import floor_seconds
 from .report import emit, provenance, table
 
 TOLERANCE = 0.10
-MEASURED_HOST_S = 0.008  # host time of a turn on the CPU engine: apply, schedule, rebuild trees, pack
+MEASURED_HOST_S = 0.006  # host time of a turn on the CPU engine before its forward: schedule, rebuild trees, pack
+MEASURED_ACCOUNT_S = 0.002  # and after a frame was read: tokens to requests, finish, stream
 
 
 class Hang(RuntimeError):
@@ -42,8 +46,11 @@ class Pipeline:
     slots: int = 2  # slots with requests, at most one per stage
     rounds: int = 24  # decode rounds of every slot
     prefill_steps: int = 0  # over all slots
-    host: float = 0.0  # per turn with a batch and stage
+    host: float = 0.0  # per turn with a batch and stage, before its forward
+    account: float = 0.0  # per frame and stage, after it was read
     hop: float = 0.0  # a message's way to another stage
+    overlap: bool = False  # frames are read after the next launch
+    device: bool = False  # forwards run beside the host
 
     @property
     def num_stages(self) -> int:
@@ -94,49 +101,59 @@ def simulate(pipeline: Pipeline) -> Outcome:
 
 
 class _Stage:
-    """One stage's clock and its walk through the turns."""
+    """One stage's clocks and its walk through the turns."""
 
     def __init__(self, pipeline: Pipeline, number: int, arrivals: dict[tuple, float]) -> None:
         self.pipeline = pipeline
         self.number = number
-        self.clock = 0.0
+        self.host = 0.0  # where the host is
+        self.device = 0.0  # when the device is free; without ``Pipeline.device`` never ahead of the host
+        self.inputs = 0.0  # when the inputs of the next forward are there
         self.busy = 0.0
         self.waits_for: tuple = ()
         self._arrivals = arrivals
-        self._launches: list[float] = []  # of decode steps
+        self._launches: list[float] = []  # starts of decode steps
+
+    @property
+    def clock(self) -> float:
+        """When everything this stage has done is done."""
+        return max(self.host, self.device)
 
     def walk(self) -> Iterator[bool]:
         """Go through all turns; yields True while blocked on a message, False after each operation."""
         pipeline = self.pipeline
         last = pipeline.num_stages - 1
         steps = [pipeline.steps(slot) for slot in range(pipeline.num_stages)]
-        in_flight: dict[int, int] = {}  # slot -> turn of its unapplied step
-        for turn in range(max(map(len, steps)) * pipeline.num_stages + pipeline.num_stages):
+        operations = turn_operations(self.number, pipeline.num_stages, overlap=pipeline.overlap)
+        in_flight: dict[int, int] = {}  # slot -> turn of its step that was not accounted for
+        for turn in range((max(map(len, steps)) + 1) * pipeline.num_stages):
             slot = turn % pipeline.num_stages
-            for operation in turn_operations(self.number, pipeline.num_stages):
+            previous, prefill, has_batch = in_flight.pop(slot, None), False, bool(steps[slot])
+            for operation in operations:
                 if operation is Operation.TAKE_REQUESTS:
                     if self.number:
                         yield from self._receive("requests", self.number, turn)
                     if self.number < last:
-                        self._send("requests", self.number + 1, turn)
-                elif operation is Operation.APPLY_FRAME:
-                    if slot in in_flight:
-                        yield from self._receive("frame", self.number, in_flight.pop(slot))
-                elif operation is Operation.SCHEDULE:
-                    if not steps[slot]:
-                        break
+                        self._send("requests", self.number + 1, turn, self.host)
+                elif operation is Operation.READ_FRAME and previous is not None:
+                    yield from self._receive("frame", self.number, previous)
+                elif operation is Operation.ADOPT_FRAME and previous is not None:
+                    yield from self._receive("frame", self.number, previous, on_device=pipeline.device)
+                elif operation is Operation.ACCOUNT_FRAME and previous is not None:
+                    self.host += pipeline.account
+                elif operation is Operation.SCHEDULE and has_batch:
                     prefill = steps[slot].pop(0)
                     in_flight[slot] = turn
-                    self.clock += pipeline.host
-                elif operation is Operation.RECEIVE_PROXY:
-                    yield from self._receive("proxy", self.number, turn)
-                elif operation is Operation.LAUNCH:
+                    self.host += pipeline.host
+                elif operation is Operation.RECEIVE_PROXY and has_batch:
+                    yield from self._receive("proxy", self.number, turn, on_device=pipeline.device)
+                elif operation is Operation.LAUNCH and has_batch:
                     self._launch(prefill)
-                elif operation is Operation.SEND_PROXY:
-                    self._send("proxy", self.number + 1, turn)
-                elif operation is Operation.SEND_FRAME:
+                elif operation is Operation.SEND_PROXY and has_batch:
+                    self._send("proxy", self.number + 1, turn, self.device)
+                elif operation is Operation.SEND_FRAME and has_batch:
                     for stage in range(last + 1):
-                        self._send("frame", stage, turn)
+                        self._send("frame", stage, turn, self.device)
                 yield False
 
     def cycle(self) -> float:
@@ -150,20 +167,27 @@ class _Stage:
     def _launch(self, prefill: bool) -> None:
         pipeline = self.pipeline
         seconds = (pipeline.prefill or pipeline.busy)[self.number] if prefill else pipeline.busy[self.number]
+        start = max(self.host, self.device, self.inputs)
         if not prefill:
-            self._launches.append(self.clock)
-        self.clock += seconds
+            self._launches.append(start)
+        self.device = start + seconds
         self.busy += seconds
+        if not pipeline.device:
+            self.host = self.device
 
-    def _send(self, kind: str, to_stage: int, turn: int) -> None:
-        hop = self.pipeline.hop if to_stage != self.number else 0.0
-        self._arrivals[kind, to_stage, turn] = self.clock + hop
+    def _send(self, kind: str, to_stage: int, turn: int, ready: float) -> None:
+        self._arrivals[kind, to_stage, turn] = ready + (self.pipeline.hop if to_stage != self.number else 0.0)
 
-    def _receive(self, kind: str, stage: int, turn: int) -> Iterator[bool]:
+    def _receive(self, kind: str, stage: int, turn: int, on_device: bool = False) -> Iterator[bool]:
+        """The host goes on when the message is there; with ``on_device`` only the next forward waits for it."""
         self.waits_for = (kind, stage, turn)
         while self.waits_for not in self._arrivals:
             yield True
-        self.clock = max(self.clock, self._arrivals.pop(self.waits_for))
+        arrival = self._arrivals[self.waits_for]
+        if on_device:
+            self.inputs = max(self.inputs, arrival)
+        else:
+            self.host = max(self.host, arrival)
 
 
 def _floor(pipeline: Pipeline) -> float:
@@ -171,7 +195,9 @@ def _floor(pipeline: Pipeline) -> float:
     return floor_seconds(pipeline.busy, prefill, pipeline.rounds, pipeline.slots)
 
 
-def check(measured: dict[str, Any], host: float = MEASURED_HOST_S) -> dict[str, float]:
+def check(
+    measured: dict[str, Any], host: float = MEASURED_HOST_S, account: float = MEASURED_ACCOUNT_S
+) -> dict[str, float]:
     """Simulated over measured, for a result of ``benchmark.schedule``: the cycle and the wall time."""
     ours, settings = measured["arms"]["ours"], measured["settings"]
     steps = ours["prefill_steps"]
@@ -183,6 +209,7 @@ def check(measured: dict[str, Any], host: float = MEASURED_HOST_S) -> dict[str, 
             rounds=ours["rounds"],
             prefill_steps=steps,
             host=host,
+            account=account,
         )
     )
     return {"cycle": outcome.cycle / ours["cycle_s"], "wall": outcome.wall / ours["wall_s"]}
@@ -192,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Simulate or check, print, return the result."""
     options = parse(argv)
     if options.check:
-        ratios = check(json.loads(Path(options.check).read_text()), options.host_ms / 1000)
+        ratios = check(json.loads(Path(options.check).read_text()), options.host_ms / 1000, options.account_ms / 1000)
         within = all(abs(ratio - 1) <= TOLERANCE for ratio in ratios.values())
         print(table(["", "simulated / measured"], list(ratios.items())))
         result = provenance() | {"check": options.check, "simulated_to_measured": ratios, "within_tolerance": within}
@@ -200,6 +227,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if not within:
             raise SystemExit(f"the model is more than {TOLERANCE:.0%} off: {ratios}")
         return result
+    if options.published:
+        return published(options)
     points = [point(options, num_stages) for num_stages in options.pp]
     header = ["stages", "slots", "wall s", "floor s", "/ floor", "cycle s", "least busy", "busiest"]
     print(table(header, [[p[key] for key in header] for p in points]))
@@ -218,7 +247,14 @@ def point(options: argparse.Namespace, num_stages: int) -> dict[str, Any]:
     slots = min(options.slots or num_stages, num_stages)
     outcome = simulate(
         Pipeline(
-            tuple(busy), slots=slots, rounds=options.rounds, host=options.host_ms / 1000, hop=options.hop_ms / 1000
+            tuple(busy),
+            slots=slots,
+            rounds=options.rounds,
+            host=options.host_ms / 1000,
+            account=options.account_ms / 1000,
+            hop=options.hop_ms / 1000,
+            overlap=not options.sync,
+            device=options.device,
         )
     )
     return {
@@ -233,6 +269,36 @@ def point(options: argparse.Namespace, num_stages: int) -> dict[str, Any]:
     }
 
 
+#: sglang #30775, 8x RTX PRO 6000 over PCIe, GLM-5.2-NVFP4, batch size 1 at 8K: ms per output token.
+PUBLISHED_TPOT_MS = {"TP8+MTP": 8.73, "TP4xPP2+MTP": 9.87}
+HOST_SHARES = (0.1, 0.2, 0.3)  # of the built-in's round at batch size 1, both stages together; not published
+
+
+def published(options: argparse.Namespace) -> dict[str, Any]:
+    """What overlap should make of the published batch-size-1 latency, for several shares of the host in it.
+
+    The measured time per token is taken apart into device time and host time, which the built-in pays one after the
+    other: two thirds of each stage's before its forward, one after its frame. The accept length scales both alike and
+    cancels out, so the loop is run on times per token.
+    """
+    measured = PUBLISHED_TPOT_MS["TP4xPP2+MTP"] / 1000
+    rows = []
+    for share in HOST_SHARES:
+        host, device = share * measured / 2, (1 - share) * measured / 2
+        pipeline = Pipeline(
+            (device, device), slots=1, rounds=options.rounds, host=host * 2 / 3, account=host / 3, device=True
+        )
+        sync, overlap = simulate(pipeline), simulate(replace(pipeline, overlap=True))
+        rows.append(
+            {"host share": share, "TPOT ms, sync": sync.cycle * 1000, "TPOT ms, overlap": overlap.cycle * 1000}
+        )
+    header = list(rows[0])
+    print(table(header, [[row[key] for key in header] for row in rows]))
+    result = provenance() | {"published_tpot_ms": PUBLISHED_TPOT_MS, "predictions": rows}
+    emit(result, options.json)
+    return result
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -241,7 +307,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stage-ms", type=float, nargs="+", default=[20.0], help="one value, or one per stage")
     parser.add_argument("--draft-ms", type=float, default=0.0)
     parser.add_argument("--host-ms", type=float, default=MEASURED_HOST_S * 1000)
+    parser.add_argument("--account-ms", type=float, default=MEASURED_ACCOUNT_S * 1000)
     parser.add_argument("--hop-ms", type=float, default=0.0)
+    parser.add_argument("--sync", action="store_true", help="the loop of --disable-overlap-schedule")
+    parser.add_argument("--device", action="store_true", help="forwards run beside the host, as on a GPU")
+    parser.add_argument("--published", action="store_true", help="predict the published machine's latency")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--check", help="a JSON file of benchmark.schedule")
     parser.add_argument("--json", help="also write the result to this file")

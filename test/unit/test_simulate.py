@@ -52,12 +52,36 @@ def test_a_schedule_that_receives_before_its_peer_sends_is_reported_as_a_hang(mo
     """Stage 0 would wait for hidden states that nobody sends it."""
     operations = ring.turn_operations
 
-    def wrong(stage, num_stages):
-        return (ring.Operation.RECEIVE_PROXY, *operations(stage, num_stages))
+    def wrong(stage, num_stages, **mode):
+        return (ring.Operation.RECEIVE_PROXY, *operations(stage, num_stages, **mode))
 
     monkeypatch.setattr("benchmark.simulate.turn_operations", wrong)
     with pytest.raises(Hang, match="stage 0 waits for"):
         simulate(Pipeline(busy=(0.1, 0.1)))
+
+
+def alone(**parts):
+    return Pipeline(busy=(0.002, 0.002), slots=1, rounds=50, host=0.001, account=0.0005, **parts)
+
+
+def test_with_overlap_a_device_never_waits_for_a_host_that_is_faster_than_the_round():
+    assert simulate(alone(overlap=True, device=True)).cycle == pytest.approx(0.004)
+
+
+def test_without_overlap_the_host_of_one_stage_stands_between_two_rounds():
+    """The other stages prepare at the same time, while they wait for hidden states."""
+    assert simulate(alone(device=True)).cycle == pytest.approx(0.004 + 0.0015)
+
+
+def test_a_host_that_is_slower_than_the_round_sets_the_pace_even_with_overlap():
+    slow = Pipeline(busy=(0.002, 0.002), slots=1, rounds=50, host=0.006, account=0.001, overlap=True, device=True)
+    assert simulate(slow).cycle == pytest.approx(0.007)
+
+
+def test_where_the_forward_runs_on_the_host_overlap_hides_accounting_alone():
+    """As on the CPU engine: a stage accounts while the others work."""
+    assert simulate(alone()).cycle == pytest.approx(0.004 + 0.0015)
+    assert simulate(alone(overlap=True)).cycle < simulate(alone()).cycle
 
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
