@@ -23,13 +23,20 @@ from pathlib import Path
 from sglang_pp_spec.core.checkpoint import PreflightFailure, check_checkpoints
 from sglang_pp_spec.core.settings import ENABLE, Settings
 from sglang_pp_spec.cpu_engine.environment import cpu_environment
-from sglang_pp_spec.server import CPU_PLUGIN_NAME, PLUGIN_NAME, PLUGINS, uses_cpu_engine
+from sglang_pp_spec.server import (
+    COLOCATED_PLUGIN_NAME,
+    CPU_PLUGIN_NAME,
+    PLUGIN_NAME,
+    PLUGINS,
+    uses_cpu_engine,
+)
 from sglang_pp_spec.tiny import DRAFT_PATH, TARGET_PATH
 
 ENTRY_POINT_GROUP = "sglang.srt.plugins"
 ENTRY_POINTS = {
     PLUGIN_NAME: "sglang_pp_spec.plugin:load",
     CPU_PLUGIN_NAME: "sglang_pp_spec.plugin:load_cpu_engine",
+    COLOCATED_PLUGIN_NAME: "sglang_pp_spec.plugin:load_colocated",
 }
 _INSTALL = "run scripts/setup.sh, or pip install -e . in the checkout"
 _PROBE_TIMEOUT_S = 240

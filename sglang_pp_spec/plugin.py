@@ -32,6 +32,18 @@ def load_cpu_engine() -> None:
         counting_hooks.register(HookRegistry, settings)
 
 
+def load_colocated() -> None:
+    """Entry point ``pp_spec_colocated``: all stages on GPU 0 with SGLANG_PP_SPEC_COLOCATED=1, for development."""
+    if os.environ.get("SGLANG_PP_SPEC_COLOCATED", "").lower() in ("", "0", "false", "no", "n", "f", "off"):
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from .colocated import hooks
+
+    if _settings().colocated:
+        hooks.register(HookRegistry, HookType.AROUND)
+
+
 def _settings():
     """This process's settings; SGLang swallows every exception of a plugin but ``SystemExit``."""
     from .core.settings import Settings

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sglang_pp_spec.core.settings import CPU_ENGINE, ENABLE, Settings
+from sglang_pp_spec.core.settings import COLOCATED, CPU_ENGINE, ENABLE, Settings
 from sglang_pp_spec.cpu_engine.environment import cpu_environment, cpu_server_args
 
 Mode = Literal["plain", "plugin", "builtin", "nospec"]
@@ -45,6 +45,7 @@ Prompt = str | Sequence[int]  # text or token ids
 PLUGINS = "SGLANG_PLUGINS"  # SGLang's allow-list of plugins
 PLUGIN_NAME = "pp_spec"
 CPU_PLUGIN_NAME = "pp_spec_cpu_engine"
+COLOCATED_PLUGIN_NAME = "pp_spec_colocated"
 _LOOPBACK = "127.0.0.1"
 _LOG_TAIL_LINES = 40
 _POLL_S = 0.25
@@ -108,6 +109,8 @@ class ServerSpec:
         allowed = [PLUGIN_NAME] if self.mode == "plugin" else []
         if self.on_cpu:
             allowed.append(CPU_PLUGIN_NAME)
+        if self.extra_env.get(COLOCATED):
+            allowed.append(COLOCATED_PLUGIN_NAME)
         env[PLUGINS] = ",".join(allowed) or "none-such"  # an empty list would allow every plugin
         for diagnosis in _CRASH_DIAGNOSES:
             env.setdefault(diagnosis, "0")

@@ -57,13 +57,20 @@ def modules_after(code, **environ):
     return set(ast.literal_eval(done.stdout))
 
 
-LOAD = "from sglang_pp_spec.plugin import load, load_cpu_engine\nload()\nload_cpu_engine()"
+LOAD = """
+from sglang_pp_spec.plugin import load, load_colocated, load_cpu_engine
+load()
+load_cpu_engine()
+load_colocated()
+"""
 
 
 @pytest.mark.parametrize("value", [None, "", "0", "false", "off"])
 def test_the_plugin_does_nothing_while_its_switches_are_off(value):
     """Every process of every server imports it, with or without pipeline parallelism."""
-    switches = () if value is None else ("SGLANG_ENABLE_PP_SPEC", "SGLANG_PP_SPEC_CPU_ENGINE")
+    switches = (
+        () if value is None else ("SGLANG_ENABLE_PP_SPEC", "SGLANG_PP_SPEC_CPU_ENGINE", "SGLANG_PP_SPEC_COLOCATED")
+    )
     loaded = modules_after(LOAD, **dict.fromkeys(switches, value or ""))
     assert loaded == {"sglang_pp_spec", "sglang_pp_spec.plugin"}
 

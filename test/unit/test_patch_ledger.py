@@ -14,7 +14,7 @@ FIELDS = ("Target:", "Why:", "How:", "Upstream:", "Remove when:")
 def ledger_entries() -> list[tuple[str, str]]:
     """(where, docstring) of everything that names a host target."""
     found = []
-    for path in sorted([*PACKAGE.glob("host/*.py"), *PACKAGE.glob("cpu_engine/*.py")]):
+    for path in sorted(path for part in ("host", "cpu_engine", "colocated") for path in PACKAGE.glob(f"{part}/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 text = ast.get_docstring(node) or ""

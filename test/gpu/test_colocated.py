@@ -1,0 +1,76 @@
+"""CUDA IPC between two processes on one GPU: messages stay on the stream, whole and in order, under load."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sglang_pp_spec.colocated import backend
+
+COUNT = 400
+LIMIT_S = 120.0
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def _process(rank: int, path: str, results) -> None:
+    torch.cuda.set_device(0)
+    limit = datetime.timedelta(seconds=60)
+    dist.init_process_group(
+        backend.register("cuda"), init_method=f"file://{path}", rank=rank, world_size=2, timeout=limit
+    )
+    try:
+        results.put((rank, ping_pong(rank)))
+    except Exception as error:
+        results.put((rank, f"{type(error).__name__}: {error}"))
+    time.sleep(1)
+
+
+def ping_pong(rank: int) -> object:
+    """Each message is computed from the one before by slow kernels; nobody synchronises a stream on the way.
+
+    A copy that does not wait for its kernel, or a buffer that is overwritten too early, breaks the chain of sums.
+    """
+    side = torch.cuda.Stream()
+    values = torch.full((512, 512), 1.0, device="cuda")
+    busy = torch.randn(2048, 2048, device="cuda")
+    start = time.monotonic()
+    for step in range(COUNT):
+        if step % 2 == rank:
+            for _ in range(3):
+                busy = torch.tanh(busy @ busy)
+            values = values + 1.0 + 0.0 * busy[:512, :512]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                dist.isend(values, 1 - rank)
+            values = None  # its memory may be reused at once
+            torch.empty((512, 512), device="cuda").fill_(-1e9)
+        else:
+            values = torch.empty((512, 512), device="cuda")
+            dist.irecv(values, 1 - rank).wait()
+    queued_s = time.monotonic() - start
+    final = values if values is not None else torch.tensor(COUNT + 1.0, device="cuda")
+    total = float(final.max()), float(final.min())
+    return total, queued_s, torch.cuda.memory_allocated()
+
+
+def test_a_long_exchange_without_any_synchronisation_keeps_every_message(tmp_path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=_process, args=(rank, f"{tmp_path}/rendezvous", results)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    try:
+        found = dict(results.get(timeout=LIMIT_S) for _ in workers)
+    finally:
+        for worker in workers:
+            worker.join(timeout=5)
+            worker.kill()
+    for rank, result in found.items():
+        assert not isinstance(result, str), f"rank {rank}: {result}"
+        assert result[0] == (COUNT + 1.0, COUNT + 1.0)
