@@ -2,9 +2,14 @@
 
     python -m benchmark.gpu_round --model M/target --draft M/draft --arms ours,builtin,tp1 --json OUT.json
 
+    python -m benchmark.gpu_round --colocated --model M/target --draft M/draft     # both stages on one GPU
+
 Held fixed: model, prompts, batch, EAGLE 2/1/3, greedy, CUDA graphs, Triton attention. A batch is asked twice, for few
 and for many tokens; ms per round = difference in time / difference in rounds of its slowest request, so prefill and
-HTTP cancel. Per arm and batch size: median and spread of ``--repeat`` pairs. Last line of output: one JSON object.
+HTTP cancel. Per arm and batch size: median and spread of ``--repeat`` pairs. The device time of a round comes from
+two more such batches under the PyTorch profiler: the busy time of all stages' GPUs, differenced in the same way;
+``to_device`` is round time over device time. With ``--colocated`` stages share one GPU (``--mps``: each an equal part
+of its SMs), and every arm with several stages uses the same CUDA IPC channel. Last line of output: one JSON object.
 """
 
 from __future__ import annotations
@@ -13,13 +18,16 @@ import argparse
 import json
 import statistics
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server, ServerSpec
 
+from . import device_time
 from .report import emit, provenance
 
 PROMPT_TOKENS = 64
@@ -40,7 +48,8 @@ def arms(num_gpus: int, tp: int) -> dict[str, Arm]:
     """All arms on ``num_gpus`` GPUs: pipelines of num_gpus / tp stages, and one stage on the same GPUs."""
     pp, sync = num_gpus // tp, ("--disable-overlap-schedule",)
     return {
-        "ours": Arm("plugin", pp, tp, sync),
+        "ours": Arm("plugin", pp, tp),
+        "ours_sync": Arm("plugin", pp, tp, sync),
         "builtin": Arm("builtin", pp, tp, sync),
         "builtin_depth1": Arm("builtin", pp, tp, (*sync, "--pp-async-batch-depth", "1")),
         "pp2_nospec": Arm("nospec", pp, tp, sync),
@@ -58,7 +67,12 @@ def spec_of(arm: Arm, options: argparse.Namespace) -> ServerSpec:
         *("--mem-fraction-static", "0.4", "--max-running-requests", "64", "--cuda-graph-max-bs-decode", "32"),
         *("--context-length", "16384", "--disable-radix-cache", "--skip-tokenizer-init"),
     )
-    spec = ServerSpec(options.model, options.draft, pp=arm.pp, tp=arm.tp, mode=arm.mode)
+    env = {}
+    if options.colocated and arm.pp > 1:
+        env[COLOCATED] = "1"
+    if options.mps and arm.pp > 1:
+        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // arm.pp)
+    spec = ServerSpec(options.model, options.draft, pp=arm.pp, tp=arm.tp, mode=arm.mode, extra_env=env)
     return replace(spec, extra_args=(*fixed, *arm.args, *options.server_args.split()))
 
 
@@ -95,6 +109,22 @@ def measure(server: Server, batch_size: int, options: argparse.Namespace) -> dic
     }
 
 
+def measure_device(server: Server, batch_size: int, num_stages: int) -> dict[str, object]:
+    """Device milliseconds per round: all stages' busy time of a long batch less that of a short one."""
+    found = []
+    for tokens in (FEW, MANY):
+        with tempfile.TemporaryDirectory(prefix="pp_spec-trace-") as folder:
+            device_time.start(server, Path(folder))
+            _, rounds, _ = ask(server, batch_size, tokens, seed=500, prompt_tokens=PROMPT_TOKENS)
+            found.append((device_time.stop(server, Path(folder), num_stages), rounds))
+    (few, few_rounds), (many, many_rounds) = found
+    per_stage = [(b - a) / max(1, many_rounds - few_rounds) for a, b in zip(few, many, strict=True)]
+    return {
+        "device_ms_per_round": round(sum(per_stage), 3),
+        "device_ms_per_stage": [round(ms, 3) for ms in per_stage],
+    }
+
+
 def measure_long_prompt(server: Server, batch_size: int, options: argparse.Namespace) -> dict[str, float]:
     """TTFT and TPOT (ms) and tokens per second with ``--long-prompt`` tokens, of a whole batch at once."""
     tokens = options.long_prompt
@@ -114,7 +144,8 @@ def run_arm(name: str, arm: Arm, options: argparse.Namespace) -> dict[str, objec
     found: dict[str, object] = {}
     with Server(spec_of(arm, options), log_path=log, start_timeout_s=options.start_timeout) as server:
         for batch_size in options.batch_sizes:
-            found[str(batch_size)] = measure(server, batch_size, options)
+            one = measure(server, batch_size, options) | measure_device(server, batch_size, arm.pp * arm.tp)
+            found[str(batch_size)] = one | {"to_device": round(one["ms_per_round"] / one["device_ms_per_round"], 3)}
             if options.long_prompt:
                 found[str(batch_size)] |= measure_long_prompt(server, batch_size, options)
             print(name, batch_size, found[str(batch_size)], flush=True)
@@ -133,7 +164,9 @@ def main() -> None:
     parser.add_argument("--draft", required=True)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel size of a stage")
-    parser.add_argument("--arms", default="ours,builtin,tp1,tp1_overlap,pp2_nospec")
+    parser.add_argument("--colocated", action="store_true", help="all stages on GPU 0, over CUDA IPC")
+    parser.add_argument("--mps", action="store_true", help="an equal share of the SMs for each stage; MPS must run")
+    parser.add_argument("--arms", default="ours,ours_sync,builtin,tp1,tp1_overlap,pp2_nospec")
     parser.add_argument("--batch-sizes", type=lambda s: [int(x) for x in s.split(",")], default=[1, 8, 32])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument(
