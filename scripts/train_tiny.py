@@ -178,7 +178,8 @@ class EagleHead(nn.Module):
         x = x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
         if positions is not None:
             half = self.config.head_dim // 2
-            angles = positions[:, None] / 10000.0 ** (torch.arange(half) / half)
+            theta = self.config.rope_parameters["rope_theta"]
+            angles = positions[:, None] / theta ** (torch.arange(half, device=x.device) / half)
             cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
             x = x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
         return x.repeat_interleave(self.config.num_attention_heads // x.shape[1], 1)
@@ -194,8 +195,8 @@ class EagleHead(nn.Module):
         """
         layer, attn = self.layers[0], self.layers[0].self_attn
         roots = embeds.shape[1] - depth + 1
-        positions = torch.arange(roots)
-        mask = torch.full((roots, roots), float("-inf")).triu(1)
+        positions = torch.arange(roots, device=embeds.device)
+        mask = torch.full((roots, roots), float("-inf"), device=embeds.device).triu(1)
         state, outputs, own_keys, own_values = hidden[:, :roots], [], [], []
         for d in range(depth):
             x = self.fc(torch.cat((embeds[:, d : d + roots], state), -1))
