@@ -57,6 +57,9 @@ install_package() {
     "$python" -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e . >&2
 }
 
+# Left by setuptools in the checkout and not renewed: started there, python would read its old entry points first.
+forget_old_metadata() { rm -rf "$checkout"/sglang_pp_spec.egg-info; }
+
 mkdir -p "$(dirname "$venv")"
 exec 9>"$venv.lock"
 flock 9
@@ -67,11 +70,13 @@ if ! [ -x "$python" ] || ! holds dependencies.stamp "$dependencies"; then
     "$python" -m pip --version >/dev/null 2>&1 || make_environment
     rm -f "$venv/dependencies.stamp" "$venv/package.stamp"
     install_dependencies
+    forget_old_metadata
     echo "$dependencies" >"$venv/dependencies.stamp"
     echo "$package" >"$venv/package.stamp"
 elif ! holds package.stamp "$package"; then
     rm -f "$venv/package.stamp"
     install_package
+    forget_old_metadata
     echo "$package" >"$venv/package.stamp"
 fi
 echo "$python"
