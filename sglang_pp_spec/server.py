@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -231,6 +232,7 @@ class Server:
 
     def start(self) -> None:
         """Start the processes, wait until the server generates; `ServerError` with the log if it does not."""
+        _end_by_exception_on_sigterm()
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 self.spec.command(self.port),
@@ -382,3 +384,10 @@ def _ended(pid: int) -> os.waitid_result | None:
 
 def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _end_by_exception_on_sigterm() -> None:
+    """Let SIGTERM end this process through its ``finally`` blocks; by default its servers would run on for ever."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

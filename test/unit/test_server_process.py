@@ -2,9 +2,11 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,29 @@ def wait_until_gone(*pids: int) -> None:
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline, f"{pids} still run"
         time.sleep(0.05)
+
+
+USER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from test_server_process import a_server, child_of
+from pathlib import Path
+with a_server(Path(sys.argv[2]), stop_timeout_s=1.0) as server:
+    print(server.pid, child_of(server), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_sigterm_to_the_user_of_a_server_ends_the_server_too(tmp_path):
+    """A test run ended by ``timeout`` used to leave a server that polled on two cores for ever."""
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", USER, here, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdout is not None
+        pids = [int(word) for word in user.stdout.readline().split()]
+        user.terminate()
+        assert user.wait(timeout=20) == 143
+    wait_until_gone(*pids)
 
 
 @pytest.mark.parametrize("script", [ECHO, STUBBORN], ids=["polite", "ignores SIGTERM"])
