@@ -1,36 +1,77 @@
 #!/usr/bin/env bash
 # Everything that needs several GPUs, in parts of under ten minutes each; results as JSON in benchmark/results/.
 #
-#   scripts/run_multi_gpu.sh [PART ...]     parts: test round round_no_p2p; all of them without arguments
+#   scripts/run_multi_gpu.sh [PART ...]
 #
-# PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a folder with target/ and draft/ (default: random
-# weights, 24 layers x 2048, made on the spot), GPUS the number of GPUs to use (default 2).
+#   test                 consistency: chain and tree, with overlap and without, against plain EAGLE on one GPU
+#   faults               wrong frames, a dead stage
+#   soak soak_tree       nine minutes of random arrivals, long prompts and aborts
+#   round                ms per round at batch sizes 1, 8, 32: ours, built-in, one stage on all GPUs (TP)
+#   long                 TTFT, TPOT and tokens per second at 8K prompts, the same arms
+#   *_no_p2p             the same without peer access (NCCL_P2P_DISABLE=1: transfers through host memory)
+#   *_small              the same with so little room in NCCL's channels that a wrong order of operations hangs
+#
+# Without arguments: test faults soak round long, then test, soak_tree and round without peer access, then soak with
+# small channels. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a folder with target/ and draft/ for
+# round and long (default: random weights, 24 layers x 2048, made on the spot), GPUS the number of GPUs (default 2),
+# TP the tensor-parallel size of a stage (default 1), MINUTES the length of a soak (default 9).
+# On a machine without a GPU the soaks rehearse on the CPU engine, with GPUS stages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-$(scripts/setup.sh)}
 gpus=${GPUS:-2}
+tp=${TP:-1}
+pp=$((gpus / tp))
 model=${MODEL:-${TMPDIR:-/tmp}/pp_spec_random_24x2048}
 export PYTHONUNBUFFERED=1
+results=benchmark/results
+gpu_args=""
+if command -v nvidia-smi >/dev/null; then
+    gpu_args="--attention-backend triton --sampling-backend pytorch --dtype bfloat16 --mem-fraction-static 0.3"
+fi
 
-[ -d "$model/target" ] || "$python" -m benchmark.random_model "$model" --layers 24 --hidden 2048
-
-round() { # NAME [ENV=VALUE ...]
-    local name=$1
-    shift
-    env "$@" timeout 590 "$python" -m benchmark.gpu_round --model "$model/target" --draft "$model/draft" \
-        --gpus "$gpus" --arms builtin,ours,tp_all --repeat 3 --json "benchmark/results/gpu_round_${gpus}gpu_$name.json"
+round() { # NAME [ARGUMENT ...]
+    [ -d "$model/target" ] || "$python" -m benchmark.random_model "$model" --layers 24 --hidden 2048
+    "$python" -m benchmark.gpu_round --model "$model/target" --draft "$model/draft" --gpus "$gpus" --tp "$tp" \
+        --arms ours,ours_sync,builtin,tp_all,tp_all_overlap --json "$results/gpu_round_${gpus}gpu_tp${tp}_$1.json" "${@:2}"
 }
 
-for part in "${@:-test round round_no_p2p}"; do
-    for name in $part; do
-        case $name in
-            test) timeout 590 "$python" -m pytest test/gpu -q -s ;;
-            round) round nccl ;;
-            round_no_p2p) round nccl_no_p2p NCCL_P2P_DISABLE=1 ;;
-            *)
-                echo "unknown part $name" >&2
-                exit 2
-                ;;
-        esac
-    done
+soak() { # NAME [ARGUMENT ...]
+    "$python" -m benchmark.soak --pp "$pp" --minutes "${MINUTES:-9}" --server-args " $gpu_args" \
+        --json "$results/soak_pp${pp}_$1.json" "${@:2}"
+}
+
+part() { # NAME, whose suffixes are already taken care of, and the full name for results
+    case $1 in
+        test) "$python" -m pytest test/gpu -q -s ;;
+        faults) "$python" -m pytest test/registered/pp/test_faults.py -q -k "wrong_frame or killed" ;;
+        soak) soak "$2" ;;
+        soak_tree) soak "$2" --topk 2 ;;
+        round) round "$2" --repeat 3 ;;
+        long) round "$2" --repeat 1 --long-prompt 8192 ;;
+        *)
+            echo "unknown part $2; see the head of $0" >&2
+            exit 2
+            ;;
+    esac
+}
+
+run() ( # NAME in an environment of its own
+    name=$1
+    case $1 in
+        *_no_p2p) export NCCL_P2P_DISABLE=1 && name=${1%_no_p2p} ;;
+        *_small) export NCCL_BUFFSIZE=65536 NCCL_MAX_NCHANNELS=1 && name=${1%_small} ;;
+    esac
+    part "$name" "$1"
+)
+
+if [ $# -eq 0 ]; then
+    set -- test faults soak round long test_no_p2p soak_tree_no_p2p round_no_p2p soak_small
+fi
+failed=()
+for one in "$@"; do
+    echo "== $one"
+    run "$one" || failed+=("$one")
 done
+echo "failed: ${failed[*]:-none}"
+[ ${#failed[@]} -eq 0 ]

@@ -20,12 +20,8 @@ from conftest import CHAIN, TREE
 from workloads import WORKLOADS, accept_length, ask_all, rounds
 
 from sglang_pp_spec.core.settings import COLOCATED
-from sglang_pp_spec.server import Reply, Server, ServerSpec
+from sglang_pp_spec.server import Reply, Server
 
-GPU_ARGS = (
-    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "bfloat16"),
-    *("--mem-fraction-static", "0.3", "--max-running-requests", "16", "--cuda-graph-max-bs-decode", "16"),
-)
 WORKLOADS_HERE = ("questions", "long_prompts", "staggered", "unequal_mix")
 STAGES = 2
 
@@ -34,14 +30,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def on_gpu(spec: ServerSpec) -> ServerSpec:
-    return replace(spec, extra_args=(*spec.extra_args, *GPU_ARGS))
-
-
 @pytest.fixture(scope="module", params=["chain", "tree"])
 def replies(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, list[Reply]]]]:
     """arm -> workload -> replies, one server after the other."""
-    spec = on_gpu(CHAIN if request.param == "chain" else TREE)
+    spec = CHAIN if request.param == "chain" else TREE
     colocated = {COLOCATED: "1"} if torch.cuda.device_count() < STAGES else {}
     plugin = replace(spec, pp=STAGES, mode="plugin", extra_env=colocated)
     sync = replace(plugin, extra_args=(*plugin.extra_args, "--disable-overlap-schedule"))
