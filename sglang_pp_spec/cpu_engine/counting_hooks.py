@@ -123,7 +123,7 @@ def fetch_frame(original, self, slot):
         _counts.add("delivered", name)
         _counts.watch(name, arrived.host)
     device, host = on_device_and_host(arrived.host)
-    return dataclasses.replace(arrived, device=device, host=host)
+    return dataclasses.replace(arrived, frame=device, host=host)
 
 
 def send_proxy_tensor(original, self, whole):

@@ -24,9 +24,10 @@ from ..observe.timeline import Timeline
 
 @dataclass(frozen=True)
 class HostFrame:
-    """A frame on the CPU engine: device and host are one."""
+    """A frame on the CPU engine: ``frame`` is its own host copy."""
 
     frame: Tensor
+    host: Tensor
     timeline: Timeline
 
     @property
@@ -35,7 +36,7 @@ class HostFrame:
 
     def read(self) -> Tensor:
         with self.timeline.span("read"):
-            return self.frame
+            return self.host
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class FrameTransport:
     def _arrival(self, frame: Tensor) -> HostFrame | DeviceFrame:
         """``frame`` as the copy stream has it, with its host copy queued."""
         if not self._on_gpu:
-            return HostFrame(frame, self._timeline)
+            return HostFrame(frame, frame, self._timeline)
         arrived, copied = self._scheduler.device_module.Event(), self._scheduler.device_module.Event()
         arrived.record(self._scheduler.copy_stream)
         host = torch.empty(frame.shape, dtype=frame.dtype, pin_memory=True)

@@ -31,6 +31,7 @@ from workloads import (
 )
 from workloads import constrained as constrained_workload
 
+from benchmark import relay_budget
 from sglang_pp_spec.server import Reply, Server, ServerError
 from sglang_pp_spec.tiny import problems
 
@@ -138,6 +139,18 @@ class TestPPSpecPressure:
             in_one_slot = {int(n) for n in re.findall(r"Decode batch.*?#running-req: (\d+)", server.log())}
         assert [reply.completion_tokens for reply in replies] == [ask.max_new_tokens for ask in asks]
         assert max(in_one_slot) == 4
+
+
+class TestPPSpecBudget:
+    """What a round of the relay costs, counted on a running server."""
+
+    def test_a_hop_is_one_tensor_all_of_it_read_and_a_round_one_wait(self) -> None:
+        """Also that counting itself still fits the loop: it once broke without a test noticing."""
+        options = relay_budget.parse([])
+        found = relay_budget.budget(relay_budget.count("plugin", options), relay_budget.HOPS["ours"])
+        assert found["device_tensors_per_hop"] == 1 and found["host_messages_per_hop"] == 0
+        assert found["unread_bytes_per_hop"] == 0
+        assert max(found["host_waits_per_round"].values()) < 1.1
 
 
 class TestPPSpecGate:
