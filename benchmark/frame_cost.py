@@ -64,7 +64,9 @@ def measure(rows: int, repeats: int) -> dict[str, float]:
     frame = begin_frame(header, identities, layout, num_accepted=counts, num_drafts=drafts)
 
     def launch_and_settle() -> None:
-        ledger.settle(ledger.launch(step=7, slot=1, kind=FrameKind.VERIFY, identities=identities, samples=samples))
+        launch = ledger.launch(step=7, slot=1, kind=FrameKind.VERIFY, identities=identities, samples=samples)
+        ledger.adopt(launch)
+        ledger.settle(launch)
 
     return {
         "identify": median_us(identify, repeats),

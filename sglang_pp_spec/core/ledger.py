@@ -98,15 +98,20 @@ class Ledger:
         rows = launch.output_rows
         if len(set(rows)) != len(rows):
             raise FenceViolation(f"step {step} slot {slot}: a request is in this batch twice: {_names(rows)}")
-        for identity in rows:
-            if self._in_flight.get(identity):
-                raise FenceViolation(f"step {step} slot {slot}: {identity} already has 1 frame(s) in flight")
-            if self._unread.get(identity, 0) >= self.max_unread:
-                raise FenceViolation(f"step {step} slot {slot}: {identity} has {self.max_unread} step(s) unread")
+        if not self._unread.keys().isdisjoint(rows):  # whoever is in flight is unread
+            self._require_fences(launch)
         _add(self._in_flight, rows)
         _add(self._unread, rows)
         self._launched[slot].append(launch)
         return launch
+
+    def _require_fences(self, launch: Launch) -> None:
+        where = f"step {launch.header.step} slot {launch.header.slot}"
+        for identity in launch.output_rows:
+            if self._in_flight.get(identity):
+                raise FenceViolation(f"{where}: {identity} already has 1 frame(s) in flight")
+            if self._unread.get(identity, 0) >= self.max_unread:
+                raise FenceViolation(f"{where}: {identity} has {self.max_unread} step(s) unread")
 
     def _require_room(self, slot: int) -> None:
         held = self._launched[slot]
@@ -157,17 +162,18 @@ class Ledger:
 
 
 def _add(shares: dict[RowIdentity, int], rows: Sequence[RowIdentity]) -> None:
+    if shares.keys().isdisjoint(rows):
+        shares.update(dict.fromkeys(rows, 1))
+        return
     for identity in rows:
         shares[identity] = shares.get(identity, 0) + 1
 
 
 def _subtract(shares: dict[RowIdentity, int], rows: Sequence[RowIdentity]) -> None:
     for identity in rows:
-        left = shares[identity] - 1
+        left = shares.pop(identity) - 1
         if left:
             shares[identity] = left
-        else:
-            del shares[identity]
 
 
 def _names(rows: Sequence[RowIdentity]) -> list[str]:
