@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
-from train_tiny import EagleHead, descend, optimizers
+from train_tiny import EagleHead, commits, descend, optimizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 SHOTS = 8
@@ -165,13 +165,8 @@ def acceptance(model, head: EagleHead, rows: list[tuple[list[int], list[int]]]) 
             model.lm_head(guess[:, :-1].bfloat16()).argmax(-1)[0] == tokens[0, step : step + roots]
             for step, guess in enumerate(guesses, 2)
         ]
-        last, end = len(asked), len(asked) + len(reply) - 1
-        while last < end:
-            accepted = 0
-            while accepted < DEPTH and hits[accepted][last - 1]:
-                accepted += 1
-            gained = min(accepted + 1, end - last)
-            committed, verifications, last = committed + gained, verifications + 1, last + gained
+        gained = commits(hits, len(asked), len(asked) + len(reply) - 1)
+        committed, verifications = committed + sum(gained), verifications + len(gained)
     return committed / max(1, verifications)
 
 

@@ -279,14 +279,21 @@ def acceptance(
         outputs = head.unroll(target.model.embed_tokens(tokens[:, 1:]), hidden[:, :-1], steps)
         roots = outputs[0].shape[1] - 1
         hits = [target.lm_head(o[:, :-1]).argmax(-1)[0] == tokens[0, d : d + roots] for d, o in enumerate(outputs, 2)]
-        last, end = len(prompt), len(prompt) + len(reply) - 1  # the last token known, and EOS
-        while last < end:
-            accepted = 0
-            while accepted < steps and hits[accepted][last - 1]:
-                accepted += 1
-            gained = min(accepted + 1, end - last)
-            committed, verifications, last = committed + gained, verifications + 1, last + gained
+        gained = commits(hits, len(prompt), len(prompt) + len(reply) - 1)  # from the last token known to EOS
+        committed, verifications = committed + sum(gained), verifications + len(gained)
     return committed / verifications
+
+
+def commits(hits: list[Tensor], last: int, end: int) -> list[int]:
+    """Tokens each verification commits from ``last`` to ``end``; ``hits[d][t]``: draft d from token t is right."""
+    gained = []
+    while last < end:
+        accepted = 0
+        while accepted < len(hits) and hits[accepted][last - 1]:
+            accepted += 1
+        gained.append(min(accepted + 1, end - last))
+        last += gained[-1]
+    return gained
 
 
 # --- checkpoints ---

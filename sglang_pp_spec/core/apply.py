@@ -29,9 +29,9 @@ from torch import Tensor
 from .frame import FrameKind, FrameRows
 from .identity import RowIdentity
 from .layout import FrameLayout, TreeShape
-from .placing import index_tensor
 from .stage_loop import Turn
 from .tree_rows import TreeRows
+from .upload import index_tensor
 
 Batch = TypeVar("Batch")
 

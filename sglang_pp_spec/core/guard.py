@@ -14,8 +14,8 @@ from torch import Tensor
 from .frame import FrameKind
 from .layout import HEADER_FIELDS, NUM_ACCEPTED, NUM_DRAFTS, FrameLayout
 from .ledger import Launch
-from .placing import on_device
 from .refusal import degenerate_frame
+from .upload import on_device
 
 
 def guarded(frame: Tensor, launch: Launch, layout: FrameLayout) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .frame import FrameRows
 from .identity import RowIdentity
 from .layout import TreeShape
-from .placing import index_tensor
+from .upload import index_tensor
 
 
 @dataclass

@@ -13,8 +13,8 @@ from ..core.apply import advanced_lengths, nodes_of_batch, owns_row
 from ..core.frame import FrameKind, FrameRows
 from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
-from ..core.placing import index_tensor
 from ..core.tree_rows import TreeRows
+from ..core.upload import index_tensor
 from .extras import attach_extras
 from .relay_input import PPSpecRelayInput
 from .turn import StageTurn, record_of

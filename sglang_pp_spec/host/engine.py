@@ -15,8 +15,8 @@ from ..core.faults import Fault
 from ..core.frame import FrameKind, FramePayload, fill_rows
 from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
-from ..core.placing import on_device
 from ..core.stage_loop import BatchRow
+from ..core.upload import on_device
 from ..observe.timeline import Timeline
 from .commit import SchedulerState
 from .extras import collect_extras, send_extras

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.frame import FrameKind, FramePayload
 from ..core.layout import TreeShape
-from ..core.placing import index_tensor
+from ..core.upload import index_tensor
 from .rows import drafted_rows
 from .turn import StageTurn
 

@@ -14,7 +14,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode, page_aligned_decode_alloc_lens
 
-from ..core.placing import index_tensor, on_device
+from ..core.upload import index_tensor, on_device
 from .rows import sampling_rows
 
 

@@ -19,7 +19,7 @@ class HostSymbol:
     """One thing of the host we override, call or read."""
 
     path: str
-    use: str  # override | call | class
+    use: str  # override | hook | call | class
     parameters: tuple[str, ...]
     why: str
 
@@ -69,7 +69,7 @@ SYMBOLS = (
     _row("managers.overlap_utils.decide_needs_cpu_seq_lens", "call", "attn_backends", "planning"),
     _row("mem_cache.allocation.alloc_for_spec_decode", "call", "tree_cache req_to_token_pool reqs batch", "reserve"),
     _row("mem_cache.allocation_sizing.get_alloc_len_per_decode", "call", "", "reserve"),
-    _row("mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "call", "", "reserve"),
+    _row("mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "hook", "", "reserve of a third step"),
     _row("mem_cache.allocation_sizing.page_aligned_decode_alloc_lens", "call", "reqs reserve page_size", "reserve"),
     _row("speculative.eagle_worker_v2.EAGLEWorkerV2", "class", "server_args gpu_id target_worker", "drafter"),
     _row(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import os
-import queue
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
+from processes import run_processes
 
 from sglang_pp_spec.colocated import backend
 from sglang_pp_spec.colocated.ring import DEPTH, size_class
@@ -19,32 +18,14 @@ from sglang_pp_spec.core.channel import FrameChannel
 from sglang_pp_spec.core.layout import FrameLayout, TreeShape
 
 LAYOUT = FrameLayout(TreeShape(num_steps=2, topk=2, num_draft_tokens=4), capacity=4)
-LIMIT_S = 60.0
 
 
 def run_ranks(size: int, body: Callable[[dist.ProcessGroup, int], object], folder, timeout_s: float = 30.0) -> list:
     """What ``body(group, rank)`` returned on every rank, or the text of what it raised."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    arguments = [(rank, size, body, f"{folder}/rendezvous", results, timeout_s) for rank in range(size)]
-    workers = [context.Process(target=_rank_process, args=a) for a in arguments]
-    for worker in workers:
-        worker.start()
-    found: dict[int, object] = {}
-    try:
-        while len(found) < size:
-            rank, result = results.get(timeout=LIMIT_S)
-            found[rank] = result
-    except queue.Empty:
-        pytest.fail(f"only ranks {sorted(found)} of {size} finished within {LIMIT_S:.0f} s")
-    finally:
-        for worker in workers:
-            worker.join(timeout=5)
-            worker.kill()
-    return [found[rank] for rank in range(size)]
+    return run_processes(size, _rank_process, size, body, f"{folder}/rendezvous", timeout_s)
 
 
-def _rank_process(rank: int, size: int, body, path: str, results, timeout_s: float) -> None:
+def _rank_process(rank: int, results, size: int, body, path: str, timeout_s: float) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=timeout_s)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import os
-import queue
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
+from processes import run_processes
 
 from sglang_pp_spec.core.channel import FrameChannel
 from sglang_pp_spec.core.errors import FrameRefused
@@ -20,35 +19,16 @@ from sglang_pp_spec.core.identity import RowIdentity
 from sglang_pp_spec.core.layout import FrameLayout, TreeShape
 
 LAYOUT = FrameLayout(TreeShape(num_steps=2, topk=1, num_draft_tokens=3), capacity=4)
-LIMIT_S = 90.0
 
 
 def run_stages(
     num_stages: int, body: Callable[[FrameChannel], object], folder: str, **changes: object
 ) -> list[object]:
     """What ``body`` returned on every stage, in order; a stage that hangs or dies fails the test."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    arguments = [(stage, num_stages, body, f"{folder}/rendezvous", results, changes) for stage in range(num_stages)]
-    workers = [context.Process(target=stage_process, args=a) for a in arguments]
-    for worker in workers:
-        worker.start()
-    found: dict[int, object] = {}
-    deadline = time.monotonic() + LIMIT_S
-    try:
-        while len(found) < num_stages:
-            stage, result = results.get(timeout=max(0.1, deadline - time.monotonic()))
-            found[stage] = result
-    except queue.Empty:
-        pytest.fail(f"only stages {sorted(found)} of {num_stages} finished within {LIMIT_S:.0f} s")
-    finally:
-        for worker in workers:
-            worker.join(timeout=5)
-            worker.kill()
-    return [found[stage] for stage in range(num_stages)]
+    return run_processes(num_stages, stage_process, num_stages, body, f"{folder}/rendezvous", changes)
 
 
-def stage_process(stage: int, num_stages: int, body, path: str, results, changes: dict) -> None:
+def stage_process(stage: int, results, num_stages: int, body, path: str, changes: dict) -> None:
     """One stage: a group, a channel, the body."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)

@@ -1,0 +1,61 @@
+"""When overlap is on, and the KV it needs, asked of the host's own functions."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_pp_spec.host import overlap
+
+
+def scheduler(device="cpu", disabled=False, setting="auto", backends=()):
+    return SimpleNamespace(
+        device=device,
+        server_args=SimpleNamespace(disable_overlap_schedule=disabled),
+        settings=SimpleNamespace(overlap=setting),
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(attn_backend=backends[0] if backends else None)),
+        draft_worker=SimpleNamespace(spec_v2_attn_backends=backends) if backends else None,
+    )
+
+
+class Flashinfer:
+    needs_cpu_seq_lens = True
+
+
+class Triton:
+    needs_cpu_seq_lens = False
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"disabled": True, "setting": "on"}, "--disable-overlap-schedule"),
+        ({"device": "cuda", "disabled": True}, "--disable-overlap-schedule"),
+        ({}, "forwards run on the host"),
+        ({"setting": "on"}, None),
+        ({"device": "cuda", "backends": (Triton(), Flashinfer(), None)}, "Flashinfer, NoneType, Triton plans"),
+        ({"device": "cuda", "backends": (Triton(), Triton())}, None),
+    ],
+)
+def test_the_reason_against_overlap_is_named(options, reason, monkeypatch):
+    """The flag wins over everything: it is how a user gets the loop of before."""
+    needs = lambda backends: any(b.needs_cpu_seq_lens for b in backends if b)  # noqa: E731
+    monkeypatch.setattr(overlap, "decide_needs_cpu_seq_lens", needs)
+    found = overlap._reason_against(scheduler(**options))
+    assert found is None if reason is None else found.startswith(reason)
+
+
+@pytest.mark.parametrize(("pp_spec", "expected"), [(True, 12), (False, 8)])
+def test_three_decode_steps_are_reserved_under_pp_spec_alone(pp_spec, expected, monkeypatch):
+    """The host reserves two steps of 4; a third one is what the tail draft writes past an unread round."""
+    monkeypatch.setattr(overlap, "_is_pp_spec", lambda: pp_spec)
+    assert overlap.reserve_for_lag(8) == expected
+
+
+@pytest.mark.parametrize(("pp_spec", "extra", "expected"), [(True, 8, 27), (True, 40, 40), (False, 8, 8)])
+def test_a_row_of_the_kv_table_holds_the_reserve_and_a_page(pp_spec, extra, expected, monkeypatch):
+    from sglang.srt.mem_cache import allocation_sizing
+
+    monkeypatch.setattr(overlap, "_is_pp_spec", lambda: pp_spec)
+    monkeypatch.setattr(allocation_sizing, "get_alloc_reserve_per_decode", lambda: 12)
+    monkeypatch.setattr(allocation_sizing, "get_alloc_page_size", lambda: 16)
+    assert overlap.row_headroom(extra) == expected
