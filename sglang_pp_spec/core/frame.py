@@ -118,7 +118,7 @@ def check_frame(
         raise FrameRefused(
             f"{_name(expected)}: a tensor {tuple(frame.shape)} {frame.dtype} is no frame of layout {layout.size}"
         )
-    view = frame.numpy()
+    view = frame[: 1 + expected.num_rows].numpy()  # padding is never looked at
     header, wanted = view[0, : len(HEADER_FIELDS)].tolist(), expected.words(layout)
     if header != wanted:
         differing = next(i for i in range(len(wanted)) if header[i] != wanted[i])

@@ -23,7 +23,7 @@ def affected_rows(frame: Tensor, launch: Launch, layout: FrameLayout) -> tuple[i
     num_rows = launch.header.num_rows
     if tuple(frame.shape) != layout.size or frame.dtype != torch.int64:
         return tuple(range(num_rows))
-    view = frame.numpy()
+    view = frame[: 1 + num_rows].numpy()
     if view[0, : len(HEADER_FIELDS)].tolist() != launch.header.words(layout):
         return tuple(range(num_rows))
     body = view[1 : 1 + num_rows]

@@ -144,12 +144,15 @@ class TestPPSpecPressure:
 class TestPPSpecBudget:
     """What a round of the relay costs, counted on a running server."""
 
-    def test_a_hop_is_one_tensor_all_of_it_read_and_a_round_one_wait(self) -> None:
-        """Also that counting itself still fits the loop: it once broke without a test noticing."""
+    def test_a_hop_is_one_tensor_read_but_for_its_padding_and_a_round_one_wait(self) -> None:
+        """Also that counting itself still fits the loop: it once broke without a test noticing.
+
+        A frame has room for all four requests and each of the two slots has two: two of five rows are padding.
+        """
         options = relay_budget.parse([])
         found = relay_budget.budget(relay_budget.count("plugin", options), relay_budget.HOPS["ours"])
         assert found["device_tensors_per_hop"] == 1 and found["host_messages_per_hop"] == 0
-        assert found["unread_bytes_per_hop"] == 0
+        assert 0 < found["unread_bytes_per_hop"] < 0.5 * found["bytes_per_hop"]
         assert max(found["host_waits_per_round"].values()) < 1.1
 
 
