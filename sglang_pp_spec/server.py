@@ -51,6 +51,7 @@ _LOOPBACK = "127.0.0.1"
 _LOG_TAIL_LINES = 40
 _POLL_S = 0.25
 # The leading process outlives a crashed scheduler by a minute of diagnostics; its log knows at once.
+_LAST_BREATH_S = 2.0
 _CRASH_WORDS = "Scheduler hit an exception"
 _CRASH_DIAGNOSES = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
 
@@ -346,8 +347,15 @@ class Server:
             text = error.read().decode(errors="replace")[:2000]
             raise ServerError(f"{method} {path}: HTTP {error.code}: {text}") from None
         except (OSError, http.client.HTTPException) as error:
-            state = "still runs" if self.is_alive() else f"is gone ({self._exit_word()})"
+            state = f"is gone ({self._exit_word()})" if self._ends_within(_LAST_BREATH_S) else "still runs"
             raise ServerError(f"{method} {path}: {error}; the server {state}\n{self.log_tail()}") from error
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Whether the server is gone, now or shortly: a dying one closes its sockets before its exit can be seen."""
+        deadline = time.monotonic() + seconds
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return not self.is_alive()
 
     def _answers(self) -> bool:
         """Whether the server has warmed up and generates a token."""
