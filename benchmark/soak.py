@@ -7,7 +7,7 @@ A real server with this plugin, asked by ``--clients`` clients at once. A client
 and few or many tokens at random, and aborts every tenth of its requests midway. At the end the KV pool must be whole
 (a cache flush succeeds only then). Reported: requests, aborts, tokens and acceptance; the host memory of the stages
 after the first and the last tenth of the time, and on a GPU its used memory then. Exit status 1 if a request failed,
-the pool did not come back, or host memory grew by more than ``--growth-mib``.
+the pool did not come back, or memory grew by more than ``--growth-mib`` on the host or ``--gpu-growth-mib`` on a GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server, ServerError, ServerSpec
 
 from .arms import DEFAULT_DRAFT, DEFAULT_MODEL
@@ -90,10 +91,9 @@ def gpu_memory_mib() -> list[int]:
         return []
 
 
-def main(argv: list[str] | None = None) -> dict[str, object]:
-    """Run, report; exit status 1 if something was wrong."""
-    options = parse(argv)
-    spec = ServerSpec(
+def spec_of(options: argparse.Namespace) -> ServerSpec:
+    """The server that is asked."""
+    return ServerSpec(
         options.model,
         options.draft,
         pp=options.pp,
@@ -101,7 +101,14 @@ def main(argv: list[str] | None = None) -> dict[str, object]:
         topk=options.topk,
         num_draft_tokens=4 if options.topk > 1 else None,
         extra_args=("--chunked-prefill-size", str(CHUNK), "--skip-tokenizer-init", *options.server_args.split()),
+        extra_env={COLOCATED: "1"} if options.colocated else {},
     )
+
+
+def main(argv: list[str] | None = None) -> dict[str, object]:
+    """Run, report; exit status 1 if something was wrong."""
+    options = parse(argv)
+    spec = spec_of(options)
     memory = {}
     with Server(spec, start_timeout_s=300, request_timeout_s=300) as server:
         start, length_s = time.monotonic(), 60 * options.minutes
@@ -116,6 +123,8 @@ def main(argv: list[str] | None = None) -> dict[str, object]:
         server.flush_cache(timeout_s=60)
         alive = server.is_alive()
     grown = memory["last tenth"]["host_mib"] - memory["first tenth"]["host_mib"]
+    pairs = zip(memory["first tenth"]["gpu_mib"], memory["last tenth"]["gpu_mib"], strict=True)
+    grown_gpus = [last - first for first, last in pairs]
     seen = soak.seen
     result = provenance() | {
         "settings": {name: getattr(options, name) for name in ("pp", "topk", "minutes", "clients", "long_tokens")},
@@ -123,10 +132,12 @@ def main(argv: list[str] | None = None) -> dict[str, object]:
         "accept_length": seen["tokens"] / max(1, seen["rounds"]),
         "memory": memory,
         "host_growth_mib": grown,
+        "gpu_growth_mib": grown_gpus,
         "failures": soak.failures,
     }
     emit(result, options.json)
-    if soak.failures or not alive or grown > options.growth_mib:
+    too_much = grown > options.growth_mib or max(grown_gpus, default=0) > options.gpu_growth_mib
+    if soak.failures or not alive or too_much:
         sys.exit(1)
     return result
 
@@ -140,6 +151,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--long-tokens", type=int, default=1500)
     parser.add_argument("--growth-mib", type=float, default=200.0, help="host memory, all processes")
+    parser.add_argument("--gpu-growth-mib", type=float, default=64.0, help="of any GPU")
+    parser.add_argument("--colocated", action="store_true", help="all stages on GPU 0, over CUDA IPC")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--draft", default=DEFAULT_DRAFT)

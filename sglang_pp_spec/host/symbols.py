@@ -5,6 +5,7 @@ A row is (path, parameters that must be accepted, why). The check is by signatur
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import inspect
 import pkgutil
@@ -120,8 +121,8 @@ def host_version() -> str:
 
 
 def check_host(symbols: tuple[HostSymbol, ...] = SYMBOLS) -> list[str]:
-    """One line per symbol that is missing or has other parameters; empty when the host fits."""
-    return [problem for symbol in symbols if (problem := _check(symbol))]
+    """One line per symbol that is missing or has other parameters, or per import that fails; empty when all fits."""
+    return list(dict.fromkeys(problem for symbol in symbols if (problem := _check(symbol))))
 
 
 def _check(symbol: HostSymbol) -> str | None:
@@ -129,6 +130,8 @@ def _check(symbol: HostSymbol) -> str | None:
     try:
         target = pkgutil.resolve_name(symbol.path)
     except (ImportError, AttributeError) as error:
+        if broken := _broken_import(symbol.path):
+            return f"{found} cannot be imported on this machine: {broken}"
         return f"{symbol.path} is missing in {found} ({error}); install sglang=={PINNED_VERSION}"
     parameters = inspect.signature(target).parameters
     missing = [name for name in symbol.parameters if name not in parameters]
@@ -137,4 +140,17 @@ def _check(symbol: HostSymbol) -> str | None:
             f"{symbol.path} of {found} has no parameter {', '.join(missing)} "
             f"({symbol.why}); install sglang=={PINNED_VERSION}"
         )
+    return None
+
+
+def _broken_import(path: str) -> str | None:
+    """Why a module on ``path`` that is there fails to import, None if none does; no other version would help then."""
+    parts = path.split(".")
+    for end in range(1, len(parts) + 1):
+        module = ".".join(parts[:end])
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            is_no_module = isinstance(error, ModuleNotFoundError) and error.name == module
+            return None if is_no_module else f"{type(error).__name__}: {error}"
     return None

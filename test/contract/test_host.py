@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from sglang_pp_spec.cpu_engine.environment import cpu_environment
+from sglang_pp_spec.host.symbols import HostSymbol, check_host
 
 
 def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -119,6 +120,16 @@ def test_a_host_without_a_symbol_ends_the_server_with_symbol_version_and_fix() -
     assert "still running" not in done.stdout
     for word in ("no_such_method", "sglang 0.5.23", "install sglang==0.5.23"):
         assert word in done.stderr
+
+
+def test_a_module_that_is_there_but_does_not_import_is_told_from_a_missing_symbol(tmp_path, monkeypatch) -> None:
+    """With a library missing, thirty lines used to say that SGLang had no scheduler and to install it again."""
+    (tmp_path / "broken_host.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = tuple(HostSymbol(f"broken_host.{name}", "call", (), "a test") for name in ("one", "two"))
+    (problem,) = check_host(rows)
+    assert "libcuda.so.1" in problem
+    assert "install sglang" not in problem
 
 
 def test_an_unknown_setting_of_ours_ends_the_server_by_name() -> None:

