@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.errors import UnsupportedCombination
 from ..core.placement import Action, Placement, decide
+from ..core.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,13 @@ REFUSALS = (
     ),
 )
 
+ABORT_WITH_TP = (
+    "SGLANG_PP_SPEC_ON_MISMATCH=abort with --tp-size: the ranks of a stage read frames of their own, and one that "
+    "refuses its frame cannot tell the others in time; leave it at stop"
+)
 
-def check_arguments(args: Any) -> None:
+
+def check_arguments(args: Any, settings: Settings | None = None) -> None:
     """Raise ``UnsupportedCombination`` naming the reason if ``args`` ask for PP x spec in a way we refuse."""
     if args.pp_size <= 1 or args.speculative_algorithm is None:
         return
@@ -86,11 +92,13 @@ def check_arguments(args: Any) -> None:
     if decision.action is Action.REFUSE:
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {decision.reason}")
     reasons = [refusal.reason for refusal in REFUSALS if refusal.applies(args)]
+    if settings is not None and settings.on_mismatch == "abort" and args.tp_size > 1:
+        reasons.append(ABORT_WITH_TP)
     if reasons:
         raise UnsupportedCombination("sglang_pp_spec refuses: " + "; ".join(reasons))
 
 
-def check_before_host(cfg: Any) -> None:
+def check_before_host(cfg: Any, *, settings: Settings) -> None:
     """Target:       sglang.srt.arg_groups.validation_hook.check_pipeline_parallel_compat   (BEFORE)
 
     Why:          the host accepts combinations under PP x spec that crash later or are silently wrong.
@@ -98,4 +106,4 @@ def check_before_host(cfg: Any) -> None:
     Upstream:     none: specific to this plugin
     Remove when:  never; it is the list of what this plugin does not support.
     """
-    check_arguments(cfg)
+    check_arguments(cfg, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -31,7 +32,7 @@ def install(settings: Settings) -> None:
 
     PPSpecScheduler.settings = settings
     HookRegistry.register(SCHEDULER, PPSpecScheduler, HookType.REPLACE)
-    HookRegistry.register(ARGUMENT_CHECK, check_before_host, HookType.BEFORE)
+    HookRegistry.register(ARGUMENT_CHECK, partial(check_before_host, settings=settings), HookType.BEFORE)
     HookRegistry.register(RESERVE, reserve_for_lag, HookType.AFTER)
     HookRegistry.register(HEADROOM, row_headroom, HookType.AFTER)
     HookRegistry.apply_hooks()

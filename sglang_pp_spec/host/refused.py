@@ -1,7 +1,8 @@
 """SGLANG_PP_SPEC_ON_MISMATCH=abort: the requests a wrong frame was wrong for are ended, and the engine goes on.
 
 Only stage 0 can do that: it takes requests in before anything is scheduled again, so the order to end a request
-reaches every stage in time. A refusal on any other stage stops the engine.
+reaches every stage in time. A refusal on any other stage stops the engine. With tensor parallelism inside a stage the
+policy is refused at start: each rank reads a frame of its own.
 """
 
 from __future__ import annotations

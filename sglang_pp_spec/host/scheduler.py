@@ -93,7 +93,8 @@ class PPSpecScheduler(Scheduler):
         self.refused_requests: dict[str, Req] = {}
         stage, num_stages = self.pp_group.rank_in_group, self.pp_group.world_size
         layout = frame_layout(capacity=self.req_to_token_pool.size)
-        timeline = Timeline.open(self.settings.timeline, stage)
+        is_first_rank = get_parallel().tp_rank == 0  # one file per stage, whatever its tensor-parallel size
+        timeline = Timeline.open(self.settings.timeline if is_first_rank else "", stage)
         transport = FrameTransport(self, layout, timeline)
         transport.channel.open()
         loop = StageLoop(

@@ -29,6 +29,7 @@ load_plugins()
 import sglang.srt.managers.scheduler as module
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang_pp_spec.cpu_engine import hooks
+from sglang_pp_spec.core.settings import Settings
 from sglang_pp_spec.host.arguments import REFUSALS, check_arguments
 from sglang_pp_spec.host.symbols import SYMBOLS, check_host
 from types import SimpleNamespace as Args
@@ -50,9 +51,9 @@ wrong = {
     "min-free-slots": dict(min_free_slots_delay=2),
 }
 
-def message(**changes):
+def message(settings=None, **changes):
     try:
-        check_arguments(Args(**(base | changes)))
+        check_arguments(Args(**(base | changes)), settings)
     except ValueError as error:
         return str(error)
     return ""
@@ -66,6 +67,8 @@ print(json.dumps({
     "reasons": {refusal.name: refusal.reason for refusal in REFUSALS},
     "messages": {name: message(**changes) for name, changes in wrong.items()},
     "algorithms": {n: message(speculative_algorithm=n) for n in ("EAGLE", "NEXTN", "EAGLE3", "NGRAM", "STANDALONE")},
+    "abort with tp": message(Settings(on_mismatch="abort"), tp_size=2),
+    "abort": message(Settings(on_mismatch="abort"), tp_size=1),
     "one stage": message(pp_size=1, enable_mixed_chunk=True),
 }))
 """
@@ -99,6 +102,11 @@ def test_every_refusal_row_refuses_with_its_own_reason(installed: dict) -> None:
 def test_only_eagle_trees_are_relayed_and_other_algorithms_are_refused_by_name(installed: dict) -> None:
     refused = {name for name, message in installed["algorithms"].items() if message}
     assert refused == {"EAGLE3", "NGRAM", "STANDALONE"}
+
+
+def test_the_abort_policy_is_refused_where_ranks_of_a_stage_would_decide_for_themselves(installed: dict) -> None:
+    assert "--tp-size" in installed["abort with tp"]
+    assert installed["abort"] == ""
 
 
 def test_one_stage_is_served_as_if_we_were_not_there(installed: dict) -> None:
