@@ -1,6 +1,6 @@
-"""Three corrections that let SGLang 0.5.23 run pipeline parallelism and EAGLE on a CPU without AMX.
+"""Four corrections that let SGLang 0.5.23 run pipeline parallelism and EAGLE on a CPU without AMX.
 
-All three go through SGLang's plugin registry and only change what happens on a CPU.
+All go through SGLang's plugin registry and only change what happens on a CPU.
 """
 
 import contextlib
@@ -70,6 +70,23 @@ def _first_layer_named(pool):
         del pool.full_attention_layer_id_mapping
 
 
+def last_loc_in_torch(original, req_to_token, req_pool_indices_tensor, prefix_lens_tensor):
+    """Find the slot before a request's next page without Triton.
+
+    Target:       sglang.srt.mem_cache.allocation.get_last_loc   (AROUND)
+    Why:          the host takes its Triton kernel for every backend but torch_native, and with pages of
+                  more than one token the first prompt ends the scheduler: Triton has no CPU driver
+    How:          the host's own PyTorch variant for tensors on the CPU
+    Upstream:     none known
+    Remove when:  the dispatcher looks at the device
+    """
+    from sglang.srt.mem_cache.allocation import get_last_loc_torch
+
+    if not req_to_token.is_cpu:
+        return original(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
+    return get_last_loc_torch(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
+
+
 @dataclass(frozen=True)
 class Hook:
     """One AROUND hook and the host function it was written against."""
@@ -98,6 +115,12 @@ HOOKS = (
         init_with_first_local_layer,
         ("self", "model_runner"),
         "78cef79fa3c1d97a",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.allocation.get_last_loc",
+        last_loc_in_torch,
+        ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
+        "b14bba7a1b96ac12",
     ),
 )
 

@@ -32,6 +32,11 @@ def depth(spec: ServerSpec, value: int) -> ServerSpec:
     return replace(spec, extra_args=(*spec.extra_args, "--pp-async-batch-depth", str(value)))
 
 
+def paged(spec: ServerSpec) -> ServerSpec:
+    """``spec`` with KV pages of 16 tokens; trees with pages need a GPU backend."""
+    return replace(spec, extra_args=(*spec.extra_args, "--page-size", "16"))
+
+
 def with_overlap(spec: ServerSpec) -> ServerSpec:
     """``spec`` with rounds launched before the frame of the round before is read."""
     return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_OVERLAP": "on"})
@@ -43,7 +48,7 @@ ARMS = {
     "pp2-tree": with_overlap(replace(PLUGIN_TREE, pp=2)),
     "pp3-tree-depth1": with_overlap(depth(replace(PLUGIN_TREE, pp=3), 1)),
     "pp4-chain": with_overlap(replace(PLUGIN_CHAIN, pp=4)),
-    "pp2-chain-depth2": with_overlap(depth(replace(PLUGIN_CHAIN, pp=2), 2)),
+    "pp2-chain-depth2-page16": with_overlap(paged(depth(replace(PLUGIN_CHAIN, pp=2), 2))),
     "tp2-pp2-tree": with_overlap(replace(PLUGIN_TREE, pp=2, tp=2)),
     "pp2-tree-sync": replace(PLUGIN_TREE, pp=2),
     "pp3-chain-depth2-sync": depth(replace(PLUGIN_CHAIN, pp=3), 2),
