@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Backend
 
-from .memory import CudaMemory, Event, HostMemory, Memory
+from .memory import CudaMemory, HostMemory, Mark, Memory
 from .ring import RingReceiver, RingSender, size_class
 
 NAME = "pp_spec_ipc"
@@ -53,7 +53,7 @@ class IpcBackend(Backend):
     def send(self, tensors: Sequence[Tensor], to_rank: int, tag: int) -> dist.Work:
         (tensor,) = tensors
         key = to_rank, size_class(tensor.numel() * tensor.element_size())
-        memory = _memory_of(tensor)
+        memory = self._memory_of(tensor)
         sender = self._senders.get(key)
         if sender is None:
             sender = self._senders[key] = RingSender(memory, key[1], timeout_s=self._timeout.total_seconds())
@@ -65,12 +65,15 @@ class IpcBackend(Backend):
         (tensor,) = tensors
         key = from_rank, size_class(tensor.numel() * tensor.element_size())
         if key not in self._links:
-            self._links[key] = _Incoming(lambda: self._open(*key, _memory_of(tensor)))
+            self._links[key] = _Incoming(lambda: self._open(*key, self._memory_of(tensor)), self._memory_of)
         return self._links[key].post(tensor)
 
     def _open(self, from_rank: int, buffer_bytes: int, memory: Memory) -> RingReceiver:
         handle = self._store.get(f"{from_rank}->{self._rank}/{buffer_bytes}")  # waits until the sender made it
-        return RingReceiver(memory, handle, timeout_s=self._timeout.total_seconds())
+        return RingReceiver(memory, handle)
+
+    def _memory_of(self, tensor: Tensor) -> Memory:
+        return CudaMemory(tensor.device) if tensor.is_cuda else HostMemory(self._timeout.total_seconds())
 
     def allreduce(self, tensors: Sequence[Tensor], options: object) -> dist.Work:
         return self._on_host(self._gloo.allreduce, tensors, options)
@@ -87,14 +90,14 @@ class IpcBackend(Backend):
         collective(host, options).wait()
         for tensor, result in zip(tensors, host, strict=True):
             tensor.copy_(result)
-        return _Sent(_memory_of(tensors[0]).mark())
+        return _Sent(self._memory_of(tensors[0]).mark())
 
 
 class _Incoming:
     """The receives posted for one ring, oldest first."""
 
-    def __init__(self, open_ring: Callable[[], RingReceiver]) -> None:
-        self._open_ring = open_ring
+    def __init__(self, open_ring: Callable[[], RingReceiver], memory_of: Callable[[Tensor], Memory]) -> None:
+        self._open_ring, self._memory_of = open_ring, memory_of
         self._ring: RingReceiver | None = None
         self._posted: deque[_Received] = deque()
 
@@ -110,14 +113,14 @@ class _Incoming:
         while not work.is_taken:
             oldest = self._posted[0]
             self._ring.take(oldest.tensor)
-            oldest.done, oldest.is_taken = _memory_of(oldest.tensor).mark(), True
+            oldest.done, oldest.is_taken = self._memory_of(oldest.tensor).mark(), True
             self._posted.popleft()
 
 
 class _Sent(dist.Work):
     """A message that is queued; waiting is the current stream's business."""
 
-    def __init__(self, done: Event) -> None:
+    def __init__(self, done: Mark) -> None:
         super().__init__()
         self._done = done
 
@@ -136,7 +139,7 @@ class _Received(dist.Work):
         super().__init__()
         self._link, self.tensor = link, tensor
         self.is_taken = False
-        self.done: Event | None = None
+        self.done: Mark | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._link.take_up_to(self)
@@ -146,7 +149,3 @@ class _Received(dist.Work):
 
     def is_completed(self) -> bool:
         return self.is_taken
-
-
-def _memory_of(tensor: Tensor) -> Memory:
-    return CudaMemory(tensor.device) if tensor.is_cuda else HostMemory()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,14 +19,14 @@ LIMIT_S = 120.0
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def _process(rank: int, path: str, results) -> None:
+def _process(rank: int, body: Callable[[int], object], path: str, results) -> None:
     torch.cuda.set_device(0)
     limit = datetime.timedelta(seconds=60)
     dist.init_process_group(
         backend.register("cuda"), init_method=f"file://{path}", rank=rank, world_size=2, timeout=limit
     )
     try:
-        results.put((rank, ping_pong(rank)))
+        results.put((rank, body(rank)))
     except Exception as error:
         results.put((rank, f"{type(error).__name__}: {error}"))
     time.sleep(1)
@@ -59,10 +60,33 @@ def ping_pong(rank: int) -> object:
     return total, queued_s, torch.cuda.memory_allocated()
 
 
-def test_a_long_exchange_without_any_synchronisation_keeps_every_message(tmp_path) -> None:
+def receive_first(rank: int) -> object:
+    """Rank 1 queues everything behind a message that rank 0 sends a second later; the seconds that took its host."""
+    ones = torch.ones(1000, device="cuda")
+    if rank == 0:
+        dist.isend(ones, 1)
+        torch.cuda.synchronize()
+        time.sleep(1.0)
+        dist.isend(7 * ones, 1)
+        torch.cuda.synchronize()
+        return 0.0, 7.0
+    received = torch.zeros(1000, device="cuda")
+    dist.irecv(received, 0).wait()  # the first message also opens the link
+    torch.cuda.synchronize()
+    start = time.monotonic()
+    dist.irecv(received, 0).wait()
+    doubled = 2 * received
+    queued_s = time.monotonic() - start
+    return queued_s, float(doubled.max()) / 2
+
+
+def run_two(body: Callable[[int], object], folder) -> dict[int, object]:
+    """What ``body(rank)`` returned in each of two processes."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    workers = [context.Process(target=_process, args=(rank, f"{tmp_path}/rendezvous", results)) for rank in range(2)]
+    workers = [
+        context.Process(target=_process, args=(rank, body, f"{folder}/rendezvous", results)) for rank in range(2)
+    ]
     for worker in workers:
         worker.start()
     try:
@@ -73,4 +97,16 @@ def test_a_long_exchange_without_any_synchronisation_keeps_every_message(tmp_pat
             worker.kill()
     for rank, result in found.items():
         assert not isinstance(result, str), f"rank {rank}: {result}"
+    return found
+
+
+def test_a_long_exchange_without_any_synchronisation_keeps_every_message(tmp_path) -> None:
+    for result in run_two(ping_pong, tmp_path).values():
         assert result[0] == (COUNT + 1.0, COUNT + 1.0)
+
+
+def test_a_host_queues_work_behind_a_message_that_was_not_sent_yet(tmp_path) -> None:
+    """With events between the processes it had to wait for the other host, and the stages' hosts took turns."""
+    queued_s, value = run_two(receive_first, tmp_path)[1]
+    assert value == 7.0
+    assert queued_s < 0.5
