@@ -5,7 +5,8 @@
 #
 #   test        kernels against the CPU reference, CUDA IPC between two processes, the server against plain EAGLE
 #   sanitize    compute-sanitizer's memcheck over the two processes, if it is installed
-#   round       ms per round and its device time at batch sizes 1, 8, 32: ours, built-in, one stage, PP without spec
+#   round       ms per round and its device time at batch sizes 1, 8, 32: ours with overlap and without, built-in
+#   round_base  the same of one stage with overlap and without, and of two stages without speculation
 #   round_mps   ours and built-in again, each stage with half of the SMs (starts and ends an MPS server of its own)
 #   long        TTFT, TPOT and tokens per second at 8K prompts
 #   memory      three minutes of random traffic: more than 10,000 rounds; host and device memory must not grow
@@ -48,7 +49,8 @@ part() {
             compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
                 "$python" -m pytest test/gpu/test_colocated.py -q
             ;;
-        round) round plain --repeat 3 ;;
+        round) round spec --repeat 3 --arms ours,ours_sync,builtin ;;
+        round_base) round base --repeat 3 --arms tp1,tp1_overlap,pp2_nospec ;;
         round_mps) with_mps round mps --mps --arms ours,builtin --repeat 3 ;;
         long) round long --repeat 1 --long-prompt 8192 --arms ours,builtin,tp1_overlap ;;
         memory)
@@ -71,7 +73,7 @@ part() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- test sanitize round round_mps long memory head gsm8k
+    set -- test sanitize round round_base round_mps long memory head gsm8k
 fi
 failed=()
 for one in "$@"; do
