@@ -45,11 +45,10 @@ def with_overlap(spec: ServerSpec) -> ServerSpec:
 PLUGIN_CHAIN, PLUGIN_TREE = replace(CHAIN, mode="plugin"), replace(TREE, mode="plugin")
 ARMS = {
     "pp2-chain": with_overlap(replace(PLUGIN_CHAIN, pp=2)),
-    "pp2-tree": with_overlap(replace(PLUGIN_TREE, pp=2)),
+    "tp2-pp2-tree": with_overlap(replace(PLUGIN_TREE, pp=2, tp=2)),
     "pp3-tree-depth1": with_overlap(depth(replace(PLUGIN_TREE, pp=3), 1)),
     "pp4-chain": with_overlap(replace(PLUGIN_CHAIN, pp=4)),
     "pp2-chain-depth2-page16": with_overlap(paged(depth(replace(PLUGIN_CHAIN, pp=2), 2))),
-    "tp2-pp2-tree": with_overlap(replace(PLUGIN_TREE, pp=2, tp=2)),
     "pp2-tree-sync": replace(PLUGIN_TREE, pp=2),
     "pp3-chain-depth2-sync": depth(replace(PLUGIN_CHAIN, pp=3), 2),
     "pp4-tree-depth1-sync": depth(replace(PLUGIN_TREE, pp=4), 1),
