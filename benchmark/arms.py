@@ -25,6 +25,11 @@ _GIB_PER_PROCESS = 0.7
 _OTHER_PROCESSES = 3  # beside the stages: HTTP and tokenizer, detokenizer, resource tracker
 _TINY = Path(__file__).resolve().parent.parent / "sglang_pp_spec" / "tiny"
 
+#: What every server on a GPU is given: the backends that plan without host lengths, and the type their kernels take.
+GPU_ARGS = (
+    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "bfloat16"),
+    *("--mem-fraction-static", "0.3"),
+)
 DEFAULT_MODEL, DEFAULT_DRAFT = str(_TINY / "target"), str(_TINY / "draft")
 
 

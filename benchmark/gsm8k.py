@@ -15,7 +15,6 @@ by more than two standard errors, or where acceptance length differs by more tha
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -24,21 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from sglang.test.few_shot_gsm8k import get_answer_value, get_few_shot_examples, get_one_example
+from sglang.utils import read_jsonl
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Mode, Reply, Server, ServerSpec
 
+from .arms import GPU_ARGS
 from .report import emit, provenance, table
 
 STOP = ["Question", "Assistant:", "<|separator|>"]
 ACCEPTANCE_TOLERANCE = 0.01
 LOOKED_AT = 20  # most likely tokens the judge reports
-GPU_ARGS = (
-    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "bfloat16"),
-    *("--mem-fraction-static", "0.3", "--cuda-graph-max-bs-decode", "32"),
-)
 
 
 @dataclass(frozen=True)
@@ -60,15 +57,10 @@ class Difference:
     margin: float | None  # log probability of plain's token less that of the other; None: the judge did not name it
 
 
-def read_lines(path: Path) -> list[dict[str, str]]:
-    """GSM8K's lines: question and answer."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def questions(folder: Path, tokenizer: Any, count: int, shots: int) -> list[Question]:
     """The first ``count`` questions of the test split behind ``shots`` examples of the train split."""
-    shown = get_few_shot_examples(read_lines(folder / "train.jsonl"), shots)
-    asked = read_lines(folder / "test.jsonl")[:count]
+    shown = get_few_shot_examples(list(read_jsonl(str(folder / "train.jsonl"))), shots)
+    asked = list(read_jsonl(str(folder / "test.jsonl")))[:count]
     return [
         Question(
             tokenizer(shown + get_one_example(asked, i, include_answer=False))["input_ids"],
@@ -170,7 +162,7 @@ def spec_of(mode: Mode, options: argparse.Namespace) -> ServerSpec:
     pp = options.pp if mode == "plugin" else 1
     env = {COLOCATED: "1"} if options.colocated and pp > 1 else {}
     spec = ServerSpec(options.model, options.draft, pp=pp, mode=mode, steps=options.steps, extra_env=env)
-    args = () if spec.on_cpu else GPU_ARGS
+    args = () if spec.on_cpu else (*GPU_ARGS, "--cuda-graph-max-bs-decode", str(options.concurrency))
     return replace(spec, extra_args=(*args, *options.server_args.split()))
 
 

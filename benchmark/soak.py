@@ -20,11 +20,12 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server, ServerError, ServerSpec
 
-from .arms import DEFAULT_DRAFT, DEFAULT_MODEL
+from .arms import DEFAULT_DRAFT, DEFAULT_MODEL, GPU_ARGS
 from .report import emit, provenance
 
 CHUNK = 128
@@ -93,16 +94,18 @@ def gpu_memory_mib() -> list[int]:
 
 def spec_of(options: argparse.Namespace) -> ServerSpec:
     """The server that is asked."""
-    return ServerSpec(
+    spec = ServerSpec(
         options.model,
         options.draft,
         pp=options.pp,
         mode="plugin",
         topk=options.topk,
         num_draft_tokens=4 if options.topk > 1 else None,
-        extra_args=("--chunked-prefill-size", str(CHUNK), "--skip-tokenizer-init", *options.server_args.split()),
         extra_env={COLOCATED: "1"} if options.colocated else {},
     )
+    fixed = ("--chunked-prefill-size", str(CHUNK), "--skip-tokenizer-init")
+    machine = () if spec.on_cpu else GPU_ARGS
+    return replace(spec, extra_args=(*fixed, *machine, *options.server_args.split()))
 
 
 def main(argv: list[str] | None = None) -> dict[str, object]:

@@ -25,10 +25,6 @@ pp=$((gpus / tp))
 model=${MODEL:-${TMPDIR:-/tmp}/pp_spec_random_24x2048}
 export PYTHONUNBUFFERED=1
 results=benchmark/results
-gpu_args=""
-if command -v nvidia-smi >/dev/null; then
-    gpu_args="--attention-backend triton --sampling-backend pytorch --dtype bfloat16 --mem-fraction-static 0.3"
-fi
 
 round() { # NAME [ARGUMENT ...]
     [ -d "$model/target" ] || "$python" -m benchmark.random_model "$model" --layers 24 --hidden 2048
@@ -37,8 +33,7 @@ round() { # NAME [ARGUMENT ...]
 }
 
 soak() { # NAME [ARGUMENT ...]
-    "$python" -m benchmark.soak --pp "$pp" --minutes "${MINUTES:-9}" --server-args " $gpu_args" \
-        --json "$results/soak_pp${pp}_$1.json" "${@:2}"
+    "$python" -m benchmark.soak --pp "$pp" --minutes "${MINUTES:-9}" --json "$results/soak_pp${pp}_$1.json" "${@:2}"
 }
 
 part() { # NAME, whose suffixes are already taken care of, and the full name for results

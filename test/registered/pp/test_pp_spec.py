@@ -165,17 +165,18 @@ class TestPPSpecGate:
     """What the plugin refuses, it refuses at start, with the reason, before a model is loaded."""
 
     @pytest.mark.parametrize(
-        ("arguments", "reason"),
+        ("arguments", "env", "reason"),
         [
-            (("--enable-mixed-chunk",), "mixed-chunk"),
-            (("--enable-return-hidden-states",), "hidden states are not relayed"),
-            (("--speculative-algorithm", "EAGLE3"), "EAGLE3 is not supported"),
+            (("--enable-mixed-chunk",), {}, "mixed-chunk"),
+            (("--enable-return-hidden-states",), {}, "hidden states are not relayed"),
+            (("--speculative-algorithm", "EAGLE3"), {}, "EAGLE3 is not supported"),
+            (("--tp-size", "2"), {"SGLANG_PP_SPEC_ON_MISMATCH": "abort"}, "cannot tell the others in time"),
         ],
     )
     def test_an_unsupported_combination_ends_the_server_with_its_reason(
-        self, arguments: tuple[str, ...], reason: str
+        self, arguments: tuple[str, ...], env: dict[str, str], reason: str
     ) -> None:
-        spec = replace(CHAIN, pp=2, mode="plugin", extra_args=(*CHAIN.extra_args, *arguments))
+        spec = replace(CHAIN, pp=2, mode="plugin", extra_args=(*CHAIN.extra_args, *arguments), extra_env=env)
         with pytest.raises(ServerError, match=re.escape(reason)) as failure:
             Server(spec, start_timeout_s=120).start()
         assert "Load weight" not in str(failure.value), "a model was loaded before the refusal"

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "dist"))
+from processes import run_processes
+
 from sglang_pp_spec.colocated import backend
 
 COUNT = 400
-LIMIT_S = 120.0
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def _process(rank: int, body: Callable[[int], object], path: str, results) -> None:
+def _process(rank: int, results, body: Callable[[int], object], path: str) -> None:
     torch.cuda.set_device(0)
     limit = datetime.timedelta(seconds=60)
     dist.init_process_group(
@@ -80,28 +83,16 @@ def receive_first(rank: int) -> object:
     return queued_s, float(doubled.max()) / 2
 
 
-def run_two(body: Callable[[int], object], folder) -> dict[int, object]:
+def run_two(body: Callable[[int], object], folder) -> list:
     """What ``body(rank)`` returned in each of two processes."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    workers = [
-        context.Process(target=_process, args=(rank, body, f"{folder}/rendezvous", results)) for rank in range(2)
-    ]
-    for worker in workers:
-        worker.start()
-    try:
-        found = dict(results.get(timeout=LIMIT_S) for _ in workers)
-    finally:
-        for worker in workers:
-            worker.join(timeout=5)
-            worker.kill()
-    for rank, result in found.items():
+    found = run_processes(2, _process, body, f"{folder}/rendezvous")
+    for rank, result in enumerate(found):
         assert not isinstance(result, str), f"rank {rank}: {result}"
     return found
 
 
 def test_a_long_exchange_without_any_synchronisation_keeps_every_message(tmp_path) -> None:
-    for result in run_two(ping_pong, tmp_path).values():
+    for result in run_two(ping_pong, tmp_path):
         assert result[0] == (COUNT + 1.0, COUNT + 1.0)
 
 
