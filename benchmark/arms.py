@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +23,11 @@ _GIB_PER_PROCESS = 0.7
 _OTHER_PROCESSES = 3  # beside the stages: HTTP and tokenizer, detokenizer, resource tracker
 _TINY = Path(__file__).resolve().parent.parent / "sglang_pp_spec" / "tiny"
 
-#: What every server on a GPU is given: the backends that plan without host lengths, and the type their kernels take.
+#: What every server on a GPU is given: the backends that plan without host lengths, the type their kernels take, and
+#: a KV pool of fixed size, so that servers that share a GPU leave each other room.
 GPU_ARGS = (
     *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "bfloat16"),
-    *("--mem-fraction-static", "0.3"),
+    *("--mem-fraction-static", "0.8", "--max-total-tokens", "131072"),
 )
 DEFAULT_MODEL, DEFAULT_DRAFT = str(_TINY / "target"), str(_TINY / "draft")
 
@@ -64,14 +63,14 @@ class ArmServer:
         """Start, then stop its processes until they are woken; end them on exit."""
         with self._server:
             try:
-                self._signal(signal.SIGSTOP)
+                self._server.pause()
                 yield self
             finally:
-                self._signal(signal.SIGCONT)
+                self._server.resume()
 
     def measure(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Run:
         """All prompts in one HTTP request, greedy, to the same length."""
-        self._signal(signal.SIGCONT)
+        self._server.resume()
         try:
             time.sleep(0.5)  # let what was stopped catch up
             start = time.monotonic()
@@ -80,12 +79,7 @@ class ArmServer:
             time.sleep(0.2)
             return Run(end - start, replies, tuple(read_spans(self.timeline, start, end)))
         finally:
-            self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: int) -> None:
-        if self._server.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._server.pid, number)
+            self._server.pause()
 
 
 def generate(server: Server, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[Reply, ...]:

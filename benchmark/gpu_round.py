@@ -8,18 +8,23 @@ Held fixed: model, prompts, batch, EAGLE 2/1/3, greedy, CUDA graphs, Triton atte
 and for many tokens; ms per round = difference in time / difference in rounds of its slowest request, so prefill and
 HTTP cancel. Per arm and batch size: median and spread of ``--repeat`` pairs. The device time of a round comes from
 two more such batches under the PyTorch profiler: the busy time of all stages' GPUs, differenced in the same way;
-``to_device`` is round time over device time. With ``--colocated`` stages share one GPU (``--mps``: each an equal part
-of its SMs), and every arm with several stages uses the same CUDA IPC channel. Last line of output: one JSON object.
+``to_device`` is round time over device time. Only the server that is measured runs; the others are stopped.
+
+With ``--colocated`` stages share one GPU (``--mps``: each an equal part of its SMs), and every arm of several stages
+uses the same CUDA IPC channel. Last line of output: one JSON object. Exit status 1 if an arm failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -32,6 +37,8 @@ from .report import emit, provenance
 
 PROMPT_TOKENS = 64
 FEW, MANY = 32, 160
+LONG_REPLY = 128
+GRAPH_SIZES = (1, 2, 4, *range(8, 33, 4))
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,11 @@ def arms(num_gpus: int, tp: int) -> dict[str, Arm]:
 
 def spec_of(arm: Arm, options: argparse.Namespace) -> ServerSpec:
     """The server of an arm."""
+    longest = max(PROMPT_TOKENS + MANY, options.long_prompt + LONG_REPLY)
     fixed = (
         *("--attention-backend", options.attention_backend, "--sampling-backend", "pytorch"),
-        *("--mem-fraction-static", "0.4", "--max-running-requests", "64", "--cuda-graph-max-bs-decode", "32"),
+        *("--mem-fraction-static", "0.93", "--max-total-tokens", str(max(options.batch_sizes) * (longest + 64))),
+        *("--max-running-requests", "64", "--cuda-graph-bs-decode", *map(str, GRAPH_SIZES)),
         *("--context-length", "16384", "--disable-radix-cache", "--skip-tokenizer-init"),
     )
     env = {}
@@ -95,13 +104,14 @@ def ask(
 
 def measure(server: Server, batch_size: int, options: argparse.Namespace) -> dict[str, object]:
     """ms per round of one batch size."""
-    ask(server, batch_size, FEW, seed=999, prompt_tokens=PROMPT_TOKENS)
+    ask(server, batch_size, MANY, seed=999, prompt_tokens=PROMPT_TOKENS)
     rounds_ms, lengths = [], []
     for repeat in range(options.repeat):
         short_s, short_rounds, _ = ask(server, batch_size, FEW, seed=repeat, prompt_tokens=PROMPT_TOKENS)
         long_s, long_rounds, replies = ask(server, batch_size, MANY, seed=repeat, prompt_tokens=PROMPT_TOKENS)
         rounds_ms.append(1000 * (long_s - short_s) / max(1, long_rounds - short_rounds))
-        lengths.append(sum(r.completion_tokens for r in replies) / max(1, sum(r.verify_rounds for r in replies)))
+        verifies = sum(r.verify_rounds for r in replies)
+        lengths.append(sum(r.completion_tokens for r in replies) / verifies if verifies else 1.0)
     return {
         "ms_per_round": round(statistics.median(rounds_ms), 3),
         "ms_all": [round(ms, 3) for ms in rounds_ms],
@@ -109,20 +119,22 @@ def measure(server: Server, batch_size: int, options: argparse.Namespace) -> dic
     }
 
 
-def measure_device(server: Server, batch_size: int, num_stages: int) -> dict[str, object]:
+def measure_device(server: Server, batch_size: int, num_stages: int, excerpt_ms: float) -> dict[str, object]:
     """Device milliseconds per round: all stages' busy time of a long batch less that of a short one."""
-    found = []
+    found: list[tuple[list[float], int]] = []
+    stages: list[device_time.Spans] = []
     for tokens in (FEW, MANY):
         with tempfile.TemporaryDirectory(prefix="pp_spec-trace-") as folder:
             device_time.start(server, Path(folder))
             _, rounds, _ = ask(server, batch_size, tokens, seed=500, prompt_tokens=PROMPT_TOKENS)
-            found.append((device_time.stop(server, Path(folder), num_stages), rounds))
+            stages = device_time.stop(server, Path(folder), num_stages)
+            found.append(([device_time.busy_ms(spans) for spans in stages], rounds))
     (few, few_rounds), (many, many_rounds) = found
     per_stage = [(b - a) / max(1, many_rounds - few_rounds) for a, b in zip(few, many, strict=True)]
     return {
         "device_ms_per_round": round(sum(per_stage), 3),
         "device_ms_per_stage": [round(ms, 3) for ms in per_stage],
-    }
+    } | ({"device_spans_ms": device_time.excerpt(stages, excerpt_ms)} if excerpt_ms else {})
 
 
 def measure_long_prompt(server: Server, batch_size: int, options: argparse.Namespace) -> dict[str, float]:
@@ -130,26 +142,81 @@ def measure_long_prompt(server: Server, batch_size: int, options: argparse.Names
     tokens = options.long_prompt
     ask(server, batch_size, 1, seed=77, prompt_tokens=tokens)
     first_s, _, _ = ask(server, batch_size, 1, seed=78, prompt_tokens=tokens)
-    total_s, _, _ = ask(server, batch_size, 128, seed=79, prompt_tokens=tokens)
+    total_s, _, _ = ask(server, batch_size, LONG_REPLY, seed=79, prompt_tokens=tokens)
     return {
         "ttft_ms": round(1000 * first_s, 1),
-        "tpot_ms": round(1000 * (total_s - first_s) / 127, 3),
-        "tokens_per_s": round(batch_size * 128 / total_s, 1),
+        "tpot_ms": round(1000 * (total_s - first_s) / (LONG_REPLY - 1), 3),
+        "tokens_per_s": round(batch_size * LONG_REPLY / total_s, 1),
     }
 
 
-def run_arm(name: str, arm: Arm, options: argparse.Namespace) -> dict[str, object]:
-    """All batch sizes of one arm, on one server."""
-    log = Path(options.logs) / f"{name}.log" if options.logs else None
-    found: dict[str, object] = {}
-    with Server(spec_of(arm, options), log_path=log, start_timeout_s=options.start_timeout) as server:
-        for batch_size in options.batch_sizes:
-            one = measure(server, batch_size, options) | measure_device(server, batch_size, arm.pp * arm.tp)
-            found[str(batch_size)] = one | {"to_device": round(one["ms_per_round"] / one["device_ms_per_round"], 3)}
-            if options.long_prompt:
-                found[str(batch_size)] |= measure_long_prompt(server, batch_size, options)
-            print(name, batch_size, found[str(batch_size)], flush=True)
+def run_arms(chosen: Mapping[str, Arm], options: argparse.Namespace) -> dict[str, dict[str, dict[str, object]]]:
+    """All batch sizes of every arm, ``--together`` servers at a time: they start at once and run one by one."""
+    found: dict[str, dict[str, dict[str, object]]] = {}
+    names = list(chosen)
+    for start in range(0, len(names), options.together):
+        with contextlib.ExitStack() as stack:
+            servers = {
+                name: _launched(stack, name, chosen[name], options) for name in names[start:][: options.together]
+            }
+            ready = [name for name, server in servers.items() if _settles(server, name)]
+            for name in ready:
+                servers[name].resume()
+                time.sleep(0.5)  # let what was stopped catch up
+                found[name] = {}
+                with _reported(name):
+                    run_arm(name, chosen[name], servers[name], options, found[name])
+                servers[name].stop()
     return found
+
+
+def _settles(server: Server, name: str) -> bool:
+    """Wait for a launched server and pause it; False, after a word about it, if it fails."""
+    with _reported(name):
+        server.wait_until_ready()
+        server.pause()
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _reported(name: str) -> Iterator[None]:
+    """A server that fails costs its own arm, not the others."""
+    try:
+        yield
+    except RuntimeError as error:
+        print(f"{name} failed: {error}", flush=True)
+
+
+def _launched(stack: contextlib.ExitStack, name: str, arm: Arm, options: argparse.Namespace) -> Server:
+    log = Path(options.logs) / f"{name}.log" if options.logs else None
+    server = Server(spec_of(arm, options), log_path=log, start_timeout_s=options.start_timeout)
+    stack.callback(server.stop)
+    stack.callback(server.resume)
+    server.launch()
+    return server
+
+
+def run_arm(
+    name: str, arm: Arm, server: Server, options: argparse.Namespace, found: dict[str, dict[str, object]]
+) -> None:
+    """All batch sizes of one arm, into ``found``."""
+    for batch_size in options.batch_sizes:
+        excerpt_ms = options.excerpt_ms if batch_size == options.batch_sizes[0] else 0.0
+        one = measure(server, batch_size, options)
+        one |= measure_device(server, batch_size, arm.pp * arm.tp, excerpt_ms)
+        one |= {"to_device": round(one["ms_per_round"] / one["device_ms_per_round"], 3)}
+        if options.long_prompt:
+            one |= measure_long_prompt(server, batch_size, options)
+        found[str(batch_size)] = one
+        print(name, batch_size, {k: v for k, v in one.items() if k != "device_spans_ms"}, flush=True)
+
+
+def model_shape(folder: Path) -> dict[str, object]:
+    """What decides how long a round of the target takes."""
+    config = json.loads((folder / "config.json").read_text())
+    wanted = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_key_value_heads", "vocab_size")
+    return {name: config.get(name) for name in wanted}
 
 
 def gpu_names() -> list[str]:
@@ -172,15 +239,23 @@ def main() -> None:
     parser.add_argument(
         "--long-prompt", type=int, default=0, help="also measure TTFT and TPOT with prompts this long"
     )
+    parser.add_argument(
+        "--excerpt-ms", type=float, default=0.0, help="keep what the devices ran for so long, at the first batch size"
+    )
     parser.add_argument("--attention-backend", default="triton")
     parser.add_argument("--server-args", default="", help="added to every arm's command line")
+    parser.add_argument(
+        "--together", type=int, default=1, help="servers that start at once; all of them must fit on the GPUs"
+    )
     parser.add_argument("--logs", default="", help="folder for server logs")
     parser.add_argument("--start-timeout", type=float, default=240.0)
     parser.add_argument("--json", default="")
     options = parser.parse_args()
     chosen = {name: arms(options.gpus, options.tp)[name] for name in options.arms.split(",")}
-    found = {name: run_arm(name, arm, options) for name, arm in chosen.items()}
-    emit(provenance() | {"gpus": gpu_names(), "arms": found}, options.json)
+    found = run_arms(chosen, options)
+    emit(provenance() | {"gpus": gpu_names(), "model": model_shape(Path(options.model)), "arms": found}, options.json)
+    if any(len(found.get(name, {})) < len(options.batch_sizes) for name in chosen):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ from sglang_pp_spec.server import Mode, Reply, Server, ServerSpec
 
 from .arms import GPU_ARGS
 from .report import emit, provenance, table
+from .ties import TIE, Difference, differences
 
 STOP = ["Question", "Assistant:", "<|separator|>"]
 ACCEPTANCE_TOLERANCE = 0.01
-LOOKED_AT = 20  # most likely tokens the judge reports
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,6 @@ class Question:
 
     tokens: list[int]
     number: float
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where a reply first differs from plain EAGLE's, and how much the target itself prefers plain's token."""
-
-    question: int
-    position: int  # in the reply
-    plain_token: int | None  # None: this reply ends here
-    token: int | None
-    margin: float | None  # log probability of plain's token less that of the other; None: the judge did not name it
 
 
 def questions(folder: Path, tokenizer: Any, count: int, shots: int) -> list[Question]:
@@ -93,59 +82,18 @@ def summary(replies: Sequence[Reply], asked: Sequence[Question], plain: Sequence
     }
 
 
-def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first position at which two replies differ, None if they are the same."""
-    if list(plain) == list(other):
-        return None
-    pairs = zip(plain, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(other)))
-
-
-def differences(
-    spec: ServerSpec, asked: Sequence[Question], plain: list[Reply], ours: list[Reply]
-) -> list[Difference]:
+def judged(spec: ServerSpec, asked: Sequence[Question], plain: list[Reply], ours: list[Reply]) -> list[Difference]:
     """Every reply that differs, judged by the server of ``spec``, which is not started if none does."""
-    at = [first_difference(a.token_ids, b.token_ids) for a, b in zip(plain, ours, strict=True)]
-    if not any(position is not None for position in at):
+    if all(a.token_ids == b.token_ids for a, b in zip(plain, ours, strict=True)):
         return []
-    found = []
     with Server(spec) as judge:
-        for i, position in enumerate(at):
-            if position is not None:
-                found.append(_judge(judge, i, position, asked[i], plain[i].token_ids, ours[i].token_ids))
-    return found
-
-
-def _judge(
-    judge: Server, i: int, position: int, question: Question, plain: Sequence[int], other: Sequence[int]
-) -> Difference:
-    tokens = [reply[position] if position < len(reply) else None for reply in (plain, other)]
-    reply = judge.generate(
-        [*question.tokens, *plain[:position]],
-        {"temperature": 0.0, "max_new_tokens": 1},
-        return_logprob=True,
-        top_logprobs_num=LOOKED_AT,
-    )
-    return Difference(i, position, *tokens, margin(reply.meta["output_top_logprobs"][0], *tokens))
-
-
-def margin(top: Sequence[Sequence[Any]], plain_token: int | None, token: int | None) -> float | None:
-    """Log probability of ``plain_token`` less that of ``token``; ``top`` holds (log probability, token, text)."""
-    of = {entry[1]: entry[0] for entry in top}
-    if plain_token not in of or token not in of:
-        return None
-    return of[plain_token] - of[token]
-
-
-def is_tie(difference: Difference, tie: float) -> bool:
-    """Whether rounding may have decided between the two tokens."""
-    return difference.margin is not None and abs(difference.margin) <= tie
+        return differences(judge, [question.tokens for question in asked], plain, ours)
 
 
 def verdicts(arms: dict[str, dict[str, Any]], found: Sequence[Difference], tie: float) -> list[str]:
     """What speaks against the plugin; empty if nothing does."""
     plain, ours = arms["plain"], arms["plugin"]
-    said = [f"no tie: {asdict(one)}" for one in found if not is_tie(one, tie)]
+    said = [f"no tie: {asdict(one)}" for one in found if not one.is_tie(tie)]
     p, n = plain["accuracy"], plain["questions"]
     error = math.sqrt(2 * p * (1 - p) / n)
     if abs(ours["accuracy"] - p) > 2 * error:
@@ -172,11 +120,11 @@ def main() -> int:
     asked = questions(options.data, tokenizer, options.questions, options.shots)
     replies = {mode: ask(mode, asked, options) for mode in ("plain", "plugin")}
     arms = {mode: summary(found, asked, replies["plain"]) for mode, found in replies.items()}
-    found = differences(spec_of("nospec", options), asked, replies["plain"], replies["plugin"])
+    found = judged(spec_of("nospec", options), asked, replies["plain"], replies["plugin"])
     print(table(["arm", *arms["plain"]], [[mode, *row.values()] for mode, row in arms.items()]))
     said = verdicts(arms, found, options.tie)
     print("\n".join(f"FAILED: {one}" for one in said) or "passed")
-    shown = [asdict(one) | {"tie": is_tie(one, options.tie)} for one in found]
+    shown = [asdict(one) | {"tie": one.is_tie(options.tie)} for one in found]
     emit(provenance() | {"arms": arms, "differences": shown, "failed": said}, options.json)
     return 1 if said else 0
 
@@ -192,7 +140,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--steps", type=int, default=3, help="draft steps, one token each")
     parser.add_argument("--pp", type=int, default=2)
-    parser.add_argument("--tie", type=float, default=0.25, help="largest difference in log probability of a tie")
+    parser.add_argument("--tie", type=float, default=TIE, help="largest difference in log probability of a tie")
     parser.add_argument("--colocated", action="store_true", help="all stages on GPU 0, over CUDA IPC")
     parser.add_argument("--server-args", default="", help="added to every server's command line")
     parser.add_argument("--logs", default="", help="folder for server logs")

@@ -1,6 +1,7 @@
 """A Llama of any size with random weights and an EAGLE head for it, for timing rounds on a GPU.
 
     python -m benchmark.random_model OUT --layers 24 --hidden 2048
+    python -m benchmark.random_model OUT --layers 80 --hidden 6144 --config-only      # for --load-format dummy
 
 Random weights cost what trained ones cost. The head passes the target's hidden state through (``fc = [0 | I]``, its
 own layer adds nothing), so it proposes the token the target just chose: greedy random models repeat themselves, and
@@ -72,6 +73,16 @@ def write(folder: Path, shape: dict[str, object], weights: dict[str, torch.Tenso
     save_file(weights, folder / "model.safetensors")
 
 
+def write_configs(out: Path, layers: int, hidden: int) -> None:
+    """OUT/target and OUT/draft without weights."""
+    for name, shape in (
+        ("target", config(layers, hidden, "LlamaForCausalLM")),
+        ("draft", config(1, hidden, "LlamaForCausalLMEagle")),
+    ):
+        (out / name).mkdir(parents=True, exist_ok=True)
+        (out / name / "config.json").write_text(json.dumps(shape, indent=1))
+
+
 def build(out: Path, layers: int, hidden: int, seed: int = 0) -> None:
     """Write OUT/target and OUT/draft."""
     torch.manual_seed(seed)
@@ -101,8 +112,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--config-only", action="store_true", help="no weights; SGLang makes them up")
     arguments = parser.parse_args()
-    build(arguments.out, arguments.layers, arguments.hidden)
+    make = write_configs if arguments.config_only else build
+    make(arguments.out, arguments.layers, arguments.hidden)
 
 
 if __name__ == "__main__":

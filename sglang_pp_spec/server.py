@@ -18,6 +18,7 @@ Standard library only; SGLang is imported by the process it starts, never here. 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import http.client
 import json
@@ -205,6 +206,7 @@ class Server:
         self._request_timeout_s = request_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
         # Without proxies: the server is on this machine.
         self._http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -233,7 +235,13 @@ class Server:
 
     def start(self) -> None:
         """Start the processes, wait until the server generates; `ServerError` with the log if it does not."""
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start the processes and return at once."""
         _end_by_exception_on_sigterm()
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 self.spec.command(self.port),
@@ -243,11 +251,14 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + self._start_timeout_s
+        self._deadline = time.monotonic() + self._start_timeout_s
+
+    def wait_until_ready(self) -> None:
+        """Wait until a launched server generates; `ServerError` with the log if it does not."""
         while not self._answers():
             if not self.is_alive() or _CRASH_WORDS in self.log():
                 raise ServerError(f"the server failed at start ({self._exit_word()})\n{self.log_tail()}")
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._deadline:
                 raise ServerError(f"not ready after {self._start_timeout_s:.0f} s\n{self.log_tail()}")
             time.sleep(_POLL_S)
 
@@ -263,6 +274,19 @@ class Server:
         # The leader is not reaped yet, so its id, which names the group, cannot belong to anybody else.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=10)
+
+    def pause(self) -> None:
+        """Stop all of the server's processes where they are (SIGSTOP): an idle SGLang server polls."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let paused processes run on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def is_alive(self) -> bool:
         """Whether the server's leading process runs."""

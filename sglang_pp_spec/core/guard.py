@@ -1,9 +1,9 @@
 """A frame that is used before the host has read it, made safe on the device.
 
-With overlap the next round is launched from a frame nobody has looked at. The comparisons of ``check_frame`` are made
-here by the device instead: a row that is not exactly what the step was launched with becomes degenerate, so that no
-wrong length is written to and no wrong tree is verified. The host finds the same fault when it reads the frame, and
-refuses it before any token reaches a request.
+With overlap a stage launches the next round from a frame its host has not looked at. The comparisons of
+``check_frame`` are made here by the device instead: a row that is not exactly what the step was launched with becomes
+degenerate, so that no wrong length is written to and no wrong tree is verified. The host finds the same fault when it
+reads the frame, and refuses it before any token reaches a request.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Turn(Generic[Batch]):
     forward: object = None  # what the engine must remember of the forward, as it was at launch
     arrived: ArrivedFrame | None = None
     on_host: Tensor | None = None  # the frame, checked; None until it was read
-    adoptable: Tensor | None = None  # the frame on the device as it may be used: checked or guarded
+    adoptable: Tensor | None = None  # the frame on the device as it may be used: checked, guarded or made here
     is_settled: bool = False
     refused_rows: tuple[int, ...] = ()  # rows the frame was wrong for: no token of them reaches a request
 
@@ -166,6 +166,7 @@ class StageLoop(Generic[Batch]):
         self.layout = layout
         self.num_slots = num_slots
         self.operations = turn_operations(stage, num_stages, overlap=overlap)
+        self.makes_frames = Operation.SEND_FRAME in self.operations
         self.ledger = Ledger(epoch=epoch, num_slots=num_slots, max_unread=2 if overlap else 1)
         self.turns: list[Turn[Batch] | None] = [None] * num_slots  # the slot's newest step
         self.previous: Turn[Batch] | None = None  # in a turn: the slot's step before this turn's
@@ -240,11 +241,14 @@ class StageLoop(Generic[Batch]):
         turn.on_host = frame
 
     def _adopt(self, turn: Turn[Batch] | None) -> None:
-        """Take the frame over on the device: as it was checked, or guarded if nobody has read it."""
+        """Take the frame over on the device: as it was checked, or guarded if nobody has read it.
+
+        The stage that made the frame has it from itself: there is no other account to compare it with.
+        """
         if turn is None or turn.adoptable is not None:
             return
         frame = self._fetch(turn).device
-        if turn.on_host is None:
+        if turn.on_host is None and not self.makes_frames:
             frame = guarded(frame, turn.launch, self.layout)
         elif turn.refused_rows:
             frame = degenerate(frame, turn.launch, self.layout, turn.refused_rows)

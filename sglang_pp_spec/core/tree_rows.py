@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -98,12 +99,17 @@ class TreeRows:
         """(parent list [rows, num_parents], selected indices [rows, num_drafts]), int64, on the rows' device."""
         if self.parents is not None and self.selected is not None:
             return self.parents, self.selected
-        rows, device = len(self.identities), self.tokens.device
-        parents = torch.arange(-1, self.shape.num_parents - 1, dtype=torch.int64, device=device)
-        selected = torch.arange(self.shape.num_drafts, dtype=torch.int64, device=device)
-        return parents.repeat(rows, 1), selected.repeat(rows, 1)
+        return chain_topology(len(self.identities), self.shape, self.tokens.device)
 
     def _gather(self, index: Tensor) -> None:
         self.tokens, self.num_drafts = self.tokens[index], self.num_drafts[index]
         if self.parents is not None and self.selected is not None:
             self.parents, self.selected = self.parents[index], self.selected[index]
+
+
+@lru_cache(maxsize=512)
+def chain_topology(num_rows: int, shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``TreeRows.topology`` of ``num_rows`` chains: a constant, to be read only."""
+    parents = torch.arange(-1, shape.num_parents - 1, dtype=torch.int64, device=device)
+    selected = torch.arange(shape.num_drafts, dtype=torch.int64, device=device)
+    return parents.repeat(num_rows, 1), selected.repeat(num_rows, 1)

@@ -61,6 +61,13 @@ class ProxyLink:
                 self.scheduler.pp_proxy_recv_event.record(stream)
         return PPProxyTensors(tensors)
 
+    def unpadded(self, batch: ScheduleBatch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``tensors`` less the rows that fill a CUDA graph's batch: nobody reads those, so they do not travel."""
+        if batch.forward_mode.is_extend():
+            return tensors
+        num_tokens = self._num_tokens(batch)
+        return {name: part[:num_tokens] if torch.is_tensor(part) else part for name, part in tensors.items()}
+
     def send(self, batch: ScheduleBatch, tensors: dict[str, Tensor], launched) -> list[P2PWork]:
         """Start sending ``tensors`` to the next stage behind the event ``launched``; keep the returned work."""
         layout = self._layout("out", batch)
@@ -69,8 +76,10 @@ class ProxyLink:
             return self.scheduler._pp_send_dict_to_next_stage(
                 tensors, async_send=True, msg_type="proxy", ready_event=launched
             )
-        if _layout_of(tensors, self._num_tokens(batch)) != layout:
-            raise PPSpecError(f"hidden states changed their layout: {layout} became {list(tensors)}")
+        num_tokens = self._num_tokens(batch)
+        if _layout_of(tensors, num_tokens) != layout:
+            now = {name: (part.dtype, tuple(part.shape)) for name, part in tensors.items() if torch.is_tensor(part)}
+            raise PPSpecError(f"hidden states of {num_tokens} tokens changed their layout: {layout} became {now}")
         with self._stream("out") as stream:
             if stream is not None:
                 stream.wait_event(launched)

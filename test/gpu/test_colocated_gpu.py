@@ -75,6 +75,7 @@ def receive_first(rank: int) -> object:
         return 0.0, 7.0
     received = torch.zeros(1000, device="cuda")
     dist.irecv(received, 0).wait()  # the first message also opens the link
+    doubled = 2 * received  # a kernel's first launch loads it, which waits for the device
     torch.cuda.synchronize()
     start = time.monotonic()
     dist.irecv(received, 0).wait()

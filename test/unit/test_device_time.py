@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from benchmark.device_time import busy_ms, is_complete, read_trace
+from benchmark.device_time import busy_ms, excerpt, is_complete, read_trace, spans_of
 
 
-def kernel(start_us, length_us, cat="kernel"):
-    return {"cat": cat, "ts": start_us, "dur": length_us}
+def kernel(start_us, length_us, cat="kernel", name="gemm"):
+    return {"cat": cat, "ts": start_us, "dur": length_us, "name": name}
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,17 @@ def kernel(start_us, length_us, cat="kernel"):
         ([kernel(0, 3000), kernel(500, 1000)], 3.0),
         ([kernel(2000, 500), kernel(0, 1000, "gpu_memcpy")], 1.5),
         ([kernel(0, 1000), kernel(0, 9000, "cpu_op"), {"ph": "M"}], 1.0),
+        ([kernel(0, 1000), kernel(0, 9000, name="ncclDevKernel_SendRecv")], 1.0),
     ],
 )
 def test_streams_that_run_at_once_count_once_and_the_host_counts_not_at_all(events, expected_ms):
-    assert busy_ms(events) == pytest.approx(expected_ms)
+    assert busy_ms(spans_of(events)) == pytest.approx(expected_ms)
+
+
+def test_an_excerpt_is_the_middle_of_what_all_stages_recorded_on_one_clock():
+    first, second = spans_of([kernel(0, 10_000), kernel(90_000, 10_000)]), spans_of([kernel(45_000, 60_000)])
+    assert excerpt([first, second], 10.0) == [[], [(-22.5, 37.5)]]
+    assert excerpt([first, second], 60.0) == [[(47.5, 57.5)], [(2.5, 62.5)]]
 
 
 def test_a_trace_that_is_still_written_is_not_read(tmp_path):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmark.gsm8k import Difference, first_difference, is_tie, margin, verdicts
+from benchmark.gsm8k import verdicts
+from benchmark.ties import Difference, first_difference, margin
 
 ARM = {"questions": 200, "accuracy": 0.4, "accept_length": 2.5, "verify_rounds": 1000, "identical": 200}
 TOP = [[-0.7, 11, None], [-0.9, 12, None], [-4.0, 13, None]]
@@ -24,9 +25,9 @@ def test_the_margin_is_plain_s_token_over_the_other_and_unknown_for_a_token_the_
 
 
 def test_a_reply_that_ends_early_or_goes_on_alone_is_no_tie():
-    assert is_tie(Difference(0, 3, 11, 12, margin=-0.2), tie=0.25)
-    assert not is_tie(Difference(0, 3, 11, 13, margin=3.3), tie=0.25)
-    assert not is_tie(Difference(0, 3, 11, None, margin=None), tie=0.25)
+    assert Difference(0, 3, 11, 12, margin=-0.2).is_tie(0.25)
+    assert not Difference(0, 3, 11, 13, margin=3.3).is_tie(0.25)
+    assert not Difference(0, 3, 11, None, margin=None).is_tie(0.25)
 
 
 def test_equal_arms_have_nothing_against_them():
@@ -49,7 +50,7 @@ def test_an_arm_that_falls_short_is_named(change, word):
 def test_a_fault_among_ties_is_named():
     found = [Difference(0, 3, 11, 12, margin=0.1), Difference(1, 5, 11, 13, margin=3.3)]
     (said,) = verdicts({"plain": ARM, "plugin": ARM}, found, tie=0.25)
-    assert "question': 1" in said
+    assert "request': 1" in said
 
 
 def test_a_plain_arm_without_rounds_proves_nothing():

@@ -20,7 +20,7 @@ from sglang_pp_spec.tiny import DRAFT_PATH, TARGET_PATH
 MACHINE_ARGS = (
     ()
     if uses_cpu_engine(os.environ)
-    else (*GPU_ARGS, "--max-running-requests", "16", "--cuda-graph-max-bs-decode", "16")
+    else (*GPU_ARGS, "--max-running-requests", "32", "--cuda-graph-max-bs-decode", "16")
 )
 CHAIN = ServerSpec(
     str(TARGET_PATH), str(DRAFT_PATH), extra_args=("--chunked-prefill-size", str(CHUNK), *MACHINE_ARGS)
