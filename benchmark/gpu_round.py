@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--mps", action="store_true", help="an equal share of the SMs for each stage; MPS must run")
     parser.add_argument("--arms", default="ours,ours_sync,builtin,tp1,tp1_overlap,pp2_nospec")
     parser.add_argument("--batch-sizes", type=lambda s: [int(x) for x in s.split(",")], default=[1, 8, 32])
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument(
         "--long-prompt", type=int, default=0, help="also measure TTFT and TPOT with prompts this long"
     )

@@ -5,8 +5,9 @@
 #
 #   test        kernels against the CPU reference, CUDA IPC between two processes, the server against plain EAGLE
 #   sanitize    compute-sanitizer's memcheck over the two processes, if it is installed
-#   round       ms per round and its device time at batch sizes 1, 8, 32: ours with overlap and without, built-in
-#   round_base  the same of one stage with overlap and without, and of two stages without speculation
+#   round       ms per round and its device time at batch sizes 1, 8, 32, a model of 1.2 billion parameters: ours with
+#               overlap and without, built-in, one stage with overlap and without, two stages without speculation
+#   round_large the same with 26 billion parameters: ours with overlap and without, built-in, one stage
 #   round_mps   ours and built-in again, each stage with half of the SMs (starts and ends an MPS server of its own)
 #   long        TTFT, TPOT and tokens per second at 8K prompts
 #   memory      three minutes of random traffic, its rounds counted; host and device memory must not grow
@@ -29,8 +30,18 @@ if [ -n "${LOGS:-}" ]; then mkdir -p "$LOGS" && logs=(--logs "$LOGS"); fi
 
 round() { # NAME [ARGUMENT ...]
     [ -d "$model/target" ] || "$python" -m benchmark.random_model "$model" --layers 24 --hidden 2048
-    "$python" -m benchmark.gpu_round --colocated --model "$model/target" --draft "$model/draft" "${logs[@]}" \
-        --json "$results/gpu_round_1gpu_$1.json" "${@:2}"
+    measure "$model" "$@"
+}
+
+large_round() { # NAME [ARGUMENT ...]: 26 billion parameters, made up by SGLang
+    folder=$tmp/pp_spec_random_64x6144
+    [ -d "$folder" ] || "$python" -m benchmark.random_model "$folder" --layers 64 --hidden 6144 --config-only
+    measure "$folder" "$@" --server-args "--load-format dummy"
+}
+
+measure() { # MODEL NAME [ARGUMENT ...]
+    "$python" -m benchmark.gpu_round --colocated --model "$1/target" --draft "$1/draft" "${logs[@]}" \
+        --json "$results/gpu_round_1gpu_$2.json" "${@:3}"
 }
 
 with_mps() ( # COMMAND ...
@@ -46,13 +57,14 @@ part() {
         test) "$python" -m pytest test/gpu -q -s ;;
         sanitize)
             if ! command -v compute-sanitizer >/dev/null; then echo "no compute-sanitizer here: not run" && return; fi
-            compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
+            # Without API errors: cuda-python looks for driver functions that a driver may not have.
+            compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 --report-api-errors no \
                 "$python" -m pytest test/gpu/test_colocated_gpu.py -q
             ;;
-        round) round spec --repeat 3 --arms ours,ours_sync,builtin ;;
-        round_base) round base --repeat 3 --arms tp1,tp1_overlap,pp2_nospec ;;
-        round_mps) with_mps round mps --mps --arms ours,builtin --repeat 3 ;;
-        long) round long --repeat 1 --long-prompt 8192 --arms ours,builtin,tp1_overlap ;;
+        round) round small --together 6 --arms ours,ours_sync,builtin,tp1_overlap,tp1,pp2_nospec --excerpt-ms 60 ;;
+        round_large) large_round large --together 2 --arms ours,ours_sync,builtin,tp1_overlap --excerpt-ms 80 ;;
+        round_mps) with_mps round mps --mps --arms ours,builtin ;;
+        long) round long --repeat 1 --long-prompt 8192 --together 3 --arms ours,builtin,tp1_overlap ;;
         memory) "$python" -m benchmark.soak --colocated --minutes 3 --json "$results/soak_1gpu.json" ;;
         head)
             "$python" scripts/train_smollm_eagle.py convert --out "$smollm" &&
@@ -70,7 +82,7 @@ part() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- test sanitize round round_base round_mps long memory head gsm8k
+    set -- test sanitize round round_large round_mps long memory head gsm8k
 fi
 failed=()
 for one in "$@"; do

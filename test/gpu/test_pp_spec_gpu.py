@@ -23,6 +23,9 @@ from benchmark.ties import Difference, differences
 from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server
 
+#: On few-shot prompts the tiny model babbles, and its margins between two tokens in bfloat16 are off from those in
+#: float32 by up to 2.2 (0.3 root mean square); where it knows what it says they are 3 and more.
+TIE = 2.0
 WORKLOADS_HERE = ("questions", "long_prompts", "staggered", "unequal_mix")
 STAGES = 2
 
@@ -68,7 +71,7 @@ def all_replies(server: Server) -> list[Reply]:
 def test_a_reply_equals_plain_speculation_s_on_one_gpu_or_parts_from_it_at_a_tie(compared, mode: str) -> None:
     found = compared.differences[mode]
     print(f"{mode}: {len(compared.plain) - len(found)} of {len(compared.plain)} replies identical; {found}")
-    assert all(difference.is_tie() for difference in found)
+    assert all(difference.is_tie(TIE) for difference in found)
     assert len(found) <= 0.15 * len(compared.plain)
 
 
