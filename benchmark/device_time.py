@@ -24,27 +24,24 @@ def start(server: Server, folder: Path) -> None:
 def stop(server: Server, folder: Path, num_stages: int, timeout_s: float = 120.0) -> list[Spans]:
     """End the recording; what every stage's GPU ran, in the order of the traces' names."""
     server.post("/stop_profile", {})
-    deadline = time.monotonic() + timeout_s
-    while len(traces := sorted(folder.rglob("*.trace.json.gz"))) < num_stages or not all(map(is_complete, traces)):
+    deadline, read = time.monotonic() + timeout_s, dict[Path, Spans]()
+    while len(read) < num_stages:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{len(traces)} of {num_stages} traces in {folder} after {timeout_s:.0f} s")
-        time.sleep(0.5)
-    return [spans_of(read_trace(trace)) for trace in traces]
+            raise RuntimeError(f"{len(read)} of {num_stages} traces in {folder} after {timeout_s:.0f} s")
+        time.sleep(0.2)
+        for trace in folder.rglob("*.trace.json.gz"):
+            if trace not in read and (events := read_trace(trace)) is not None:
+                read[trace] = spans_of(events)
+    return [read[trace] for trace in sorted(read)]
 
 
-def is_complete(path: Path) -> bool:
-    """Whether the writer is done with a trace."""
+def read_trace(path: Path) -> list[dict[str, Any]] | None:
+    """The events of a trace; None while it is still being written."""
     try:
-        read_trace(path)
+        with gzip.open(path, "rt") as file:
+            return json.load(file)["traceEvents"]
     except (EOFError, ValueError, OSError):
-        return False
-    return True
-
-
-def read_trace(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace."""
-    with gzip.open(path, "rt") as file:
-        return json.load(file)["traceEvents"]
+        return None
 
 
 def spans_of(events: Iterable[dict[str, Any]]) -> Spans:
@@ -52,12 +49,21 @@ def spans_of(events: Iterable[dict[str, Any]]) -> Spans:
 
     Without NCCL's kernels: one that receives runs from when it is queued until its sender has come.
     """
-    spans: Spans = []
-    for begin, end in sorted(
+    return _union(
         (event["ts"] / 1000, (event["ts"] + event.get("dur", 0)) / 1000)
         for event in events
         if event.get("cat") in DEVICE_CATEGORIES and not event.get("name", "").startswith("nccl")
-    ):
+    )
+
+
+def shared(stages: Sequence[Spans]) -> Spans:
+    """When a device that all ``stages`` share ran anything; a kernel that another stage's interrupts counts once."""
+    return _union(span for spans in stages for span in spans)
+
+
+def _union(parts: Iterable[tuple[float, float]]) -> Spans:
+    spans: Spans = []
+    for begin, end in sorted(parts):
         if spans and begin <= spans[-1][1]:
             spans[-1] = spans[-1][0], max(spans[-1][1], end)
         else:

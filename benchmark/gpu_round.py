@@ -7,7 +7,7 @@
 Held fixed: model, prompts, batch, EAGLE 2/1/3, greedy, CUDA graphs, Triton attention. A batch is asked twice, for few
 and for many tokens; ms per round = difference in time / difference in rounds of its slowest request, so prefill and
 HTTP cancel. Per arm and batch size: median and spread of ``--repeat`` pairs. The device time of a round comes from
-two more such batches under the PyTorch profiler: the busy time of all stages' GPUs, differenced in the same way;
+two shorter batches under the PyTorch profiler: the busy time of all stages' GPUs, differenced in the same way;
 ``to_device`` is round time over device time. Only the server that is measured runs; the others are stopped.
 
 With ``--colocated`` stages share one GPU (``--mps``: each an equal part of its SMs), and every arm of several stages
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -37,6 +37,7 @@ from .report import emit, provenance
 
 PROMPT_TOKENS = 64
 FEW, MANY = 32, 160
+PROFILED = 8, 48  # under the profiler, whose traces take long to write
 LONG_REPLY = 128
 GRAPH_SIZES = (1, 2, 4, *range(8, 33, 4))
 
@@ -49,6 +50,7 @@ class Arm:
     pp: int
     tp: int
     args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def arms(num_gpus: int, tp: int) -> dict[str, Arm]:
@@ -56,6 +58,7 @@ def arms(num_gpus: int, tp: int) -> dict[str, Arm]:
     pp, sync = num_gpus // tp, ("--disable-overlap-schedule",)
     return {
         "ours": Arm("plugin", pp, tp),
+        "ours_one_slot": Arm("plugin", pp, tp, env={"SGLANG_PP_SPEC_SLOT_FILL": "64"}),
         "ours_sync": Arm("plugin", pp, tp, sync),
         "builtin": Arm("builtin", pp, tp, sync),
         "builtin_depth1": Arm("builtin", pp, tp, (*sync, "--pp-async-batch-depth", "1")),
@@ -76,7 +79,7 @@ def spec_of(arm: Arm, options: argparse.Namespace) -> ServerSpec:
         *("--max-running-requests", "64", "--cuda-graph-bs-decode", *map(str, GRAPH_SIZES)),
         *("--context-length", "16384", "--disable-radix-cache", "--skip-tokenizer-init"),
     )
-    env = {}
+    env = dict(arm.env)
     if options.colocated and arm.pp > 1:
         env[COLOCATED] = "1"
     if options.mps and arm.pp > 1:
@@ -119,22 +122,29 @@ def measure(server: Server, batch_size: int, options: argparse.Namespace) -> dic
     }
 
 
-def measure_device(server: Server, batch_size: int, num_stages: int, excerpt_ms: float) -> dict[str, object]:
-    """Device milliseconds per round: all stages' busy time of a long batch less that of a short one."""
+def measure_device(
+    server: Server, batch_size: int, num_stages: int, options: argparse.Namespace
+) -> dict[str, object]:
+    """Device milliseconds per round: busy time of a long batch less that of a short one.
+
+    Stages on devices of their own are added up; stages that share one count together.
+    """
     found: list[tuple[list[float], int]] = []
     stages: list[device_time.Spans] = []
-    for tokens in (FEW, MANY):
+    for tokens in PROFILED:
         with tempfile.TemporaryDirectory(prefix="pp_spec-trace-") as folder:
             device_time.start(server, Path(folder))
             _, rounds, _ = ask(server, batch_size, tokens, seed=500, prompt_tokens=PROMPT_TOKENS)
             stages = device_time.stop(server, Path(folder), num_stages)
-            found.append(([device_time.busy_ms(spans) for spans in stages], rounds))
+            devices = [*stages, device_time.shared(stages)]
+            found.append(([device_time.busy_ms(spans) for spans in devices], rounds))
     (few, few_rounds), (many, many_rounds) = found
-    per_stage = [(b - a) / max(1, many_rounds - few_rounds) for a, b in zip(few, many, strict=True)]
+    *per_stage, together = [(b - a) / max(1, many_rounds - few_rounds) for a, b in zip(few, many, strict=True)]
+    keeps = options.excerpt_ms and batch_size == options.batch_sizes[0]
     return {
-        "device_ms_per_round": round(sum(per_stage), 3),
+        "device_ms_per_round": round(together if options.colocated else sum(per_stage), 3),
         "device_ms_per_stage": [round(ms, 3) for ms in per_stage],
-    } | ({"device_spans_ms": device_time.excerpt(stages, excerpt_ms)} if excerpt_ms else {})
+    } | ({"device_spans_ms": device_time.excerpt(stages, options.excerpt_ms)} if keeps else {})
 
 
 def measure_long_prompt(server: Server, batch_size: int, options: argparse.Namespace) -> dict[str, float]:
@@ -150,9 +160,10 @@ def measure_long_prompt(server: Server, batch_size: int, options: argparse.Names
     }
 
 
-def run_arms(chosen: Mapping[str, Arm], options: argparse.Namespace) -> dict[str, dict[str, dict[str, object]]]:
+def run_arms(
+    chosen: Mapping[str, Arm], options: argparse.Namespace, found: dict[str, dict[str, dict[str, object]]]
+) -> None:
     """All batch sizes of every arm, ``--together`` servers at a time: they start at once and run one by one."""
-    found: dict[str, dict[str, dict[str, object]]] = {}
     names = list(chosen)
     for start in range(0, len(names), options.together):
         with contextlib.ExitStack() as stack:
@@ -167,7 +178,6 @@ def run_arms(chosen: Mapping[str, Arm], options: argparse.Namespace) -> dict[str
                 with _reported(name):
                     run_arm(name, chosen[name], servers[name], options, found[name])
                 servers[name].stop()
-    return found
 
 
 def _settles(server: Server, name: str) -> bool:
@@ -202,9 +212,7 @@ def run_arm(
 ) -> None:
     """All batch sizes of one arm, into ``found``."""
     for batch_size in options.batch_sizes:
-        excerpt_ms = options.excerpt_ms if batch_size == options.batch_sizes[0] else 0.0
-        one = measure(server, batch_size, options)
-        one |= measure_device(server, batch_size, arm.pp * arm.tp, excerpt_ms)
+        one = measure(server, batch_size, options) | measure_device(server, batch_size, arm.pp * arm.tp, options)
         one |= {"to_device": round(one["ms_per_round"] / one["device_ms_per_round"], 3)}
         if options.long_prompt:
             one |= measure_long_prompt(server, batch_size, options)
@@ -252,8 +260,12 @@ def main() -> None:
     parser.add_argument("--json", default="")
     options = parser.parse_args()
     chosen = {name: arms(options.gpus, options.tp)[name] for name in options.arms.split(",")}
-    found = run_arms(chosen, options)
-    emit(provenance() | {"gpus": gpu_names(), "model": model_shape(Path(options.model)), "arms": found}, options.json)
+    found: dict[str, dict[str, dict[str, object]]] = {}
+    about = provenance() | {"gpus": gpu_names(), "model": model_shape(Path(options.model))}
+    try:
+        run_arms(chosen, options, found)
+    finally:  # ended half way, it still says what it found
+        emit(about | {"arms": found}, options.json)
     if any(len(found.get(name, {})) < len(options.batch_sizes) for name in chosen):
         sys.exit(1)
 

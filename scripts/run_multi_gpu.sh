@@ -6,13 +6,14 @@
 #   test                 consistency: chain and tree, with overlap and without, against plain EAGLE on one GPU
 #   faults               wrong frames, a dead stage
 #   soak soak_tree       nine minutes of random arrivals, long prompts and aborts
-#   round                ms per round at batch sizes 1, 8, 32: ours, built-in, one stage on all GPUs (TP)
+#   round round_large    ms per round at batch sizes 1, 8, 32: ours, built-in, one stage on all GPUs (TP), with 1.2 and
+#                        with 26 billion parameters
 #   long                 TTFT, TPOT and tokens per second at 8K prompts, the same arms
 #   *_no_p2p             the same without peer access (NCCL_P2P_DISABLE=1: transfers through host memory)
 #   *_small              the same with so little room in NCCL's channels that a wrong order of operations hangs
 #
-# Without arguments: test faults soak round long, then test, soak_tree and round without peer access, then soak with
-# small channels. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a folder with target/ and draft/ for
+# Without arguments: test faults soak round round_large long, then test, soak_tree and round without peer access, then
+# soak with small channels. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a folder with target/ and draft/ for
 # round and long (default: random weights, 24 layers x 2048, made on the spot), GPUS the number of GPUs (default 2),
 # TP the tensor-parallel size of a stage (default 1), MINUTES the length of a soak (default 9).
 # On a machine without a GPU the soaks rehearse on the CPU engine, with GPUS stages.
@@ -28,8 +29,19 @@ results=benchmark/results
 
 round() { # NAME [ARGUMENT ...]
     [ -d "$model/target" ] || "$python" -m benchmark.random_model "$model" --layers 24 --hidden 2048
-    "$python" -m benchmark.gpu_round --model "$model/target" --draft "$model/draft" --gpus "$gpus" --tp "$tp" \
-        --arms ours,ours_sync,builtin,tp_all,tp_all_overlap --json "$results/gpu_round_${gpus}gpu_tp${tp}_$1.json" "${@:2}"
+    measure "$model" "$1" --together 6 "${@:2}"
+}
+
+large_round() { # NAME [ARGUMENT ...]: 26 billion parameters, made up by SGLang
+    folder=${TMPDIR:-/tmp}/pp_spec_random_64x6144
+    [ -d "$folder" ] || "$python" -m benchmark.random_model "$folder" --layers 64 --hidden 6144 --config-only
+    measure "$folder" "$1" --together 3 --excerpt-ms 80 --server-args "--load-format dummy" "${@:2}"
+}
+
+measure() { # MODEL NAME [ARGUMENT ...]
+    "$python" -m benchmark.gpu_round --model "$1/target" --draft "$1/draft" --gpus "$gpus" --tp "$tp" \
+        --arms ours,ours_one_slot,ours_sync,builtin,tp_all,tp_all_overlap \
+        --json "$results/gpu_round_${gpus}gpu_tp${tp}_$2.json" "${@:3}"
 }
 
 soak() { # NAME [ARGUMENT ...]
@@ -42,8 +54,9 @@ part() { # NAME, whose suffixes are already taken care of, and the full name for
         faults) "$python" -m pytest test/registered/pp/test_faults.py -q -k "wrong_frame or killed" ;;
         soak) soak "$2" ;;
         soak_tree) soak "$2" --topk 2 ;;
-        round) round "$2" --repeat 3 ;;
-        long) round "$2" --repeat 1 --long-prompt 8192 ;;
+        round) round "$2" ;;
+        round_large) large_round "$2" ;;
+        long) round "$2" --repeat 1 --long-prompt 8192 --together 3 ;;
         *)
             echo "unknown part $2; see the head of $0" >&2
             exit 2
@@ -61,7 +74,7 @@ run() ( # NAME in an environment of its own
 )
 
 if [ $# -eq 0 ]; then
-    set -- test faults soak round long test_no_p2p soak_tree_no_p2p round_no_p2p soak_small
+    set -- test faults soak round round_large long test_no_p2p soak_tree_no_p2p round_no_p2p soak_small
 fi
 failed=()
 for one in "$@"; do

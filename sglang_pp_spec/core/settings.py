@@ -24,6 +24,7 @@ class Settings:
     colocated: bool = False  # SGLANG_PP_SPEC_COLOCATED: development: all stages on GPU 0
     on_mismatch: str = "stop"  # SGLANG_PP_SPEC_ON_MISMATCH: stop the engine, or abort the affected requests
     overlap: str = "auto"  # SGLANG_PP_SPEC_OVERLAP: auto = where forwards run beside the host, on = on the CPU too
+    slot_fill: int = 1  # SGLANG_PP_SPEC_SLOT_FILL: requests a slot takes before it leaves any to the other slots
     fault: str = ""  # SGLANG_PP_SPEC_FAULT: for tests, kind@N of ``core.faults``, "" = none
     frame_timeout_s: float = 300.0  # SGLANG_PP_SPEC_FRAME_TIMEOUT_S: CPU: how long a stage waits for a frame
     timeline: str = ""  # SGLANG_PP_SPEC_TIMELINE: folder for one JSON-lines file of events per stage, "" = off
@@ -39,6 +40,7 @@ class Settings:
             COLOCATED: ("colocated", _boolean),
             f"{_PREFIX}ON_MISMATCH": ("on_mismatch", _one_of(*ON_MISMATCH)),
             f"{_PREFIX}OVERLAP": ("overlap", _one_of(*OVERLAP)),
+            f"{_PREFIX}SLOT_FILL": ("slot_fill", _requests),
             f"{_PREFIX}FAULT": ("fault", _fault),
             f"{_PREFIX}FRAME_TIMEOUT_S": ("frame_timeout_s", _seconds),
             f"{_PREFIX}TIMELINE": ("timeline", lambda _, text: text),
@@ -78,6 +80,12 @@ def _fault(key: str, text: str) -> str:
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
     return text
+
+
+def _requests(key: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{key}={text!r} is not a number of requests, 1 or more")
+    return int(text)
 
 
 def _milliseconds(key: str, text: str) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from functools import partial
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -13,9 +12,6 @@ from .symbols import PINNED_VERSION, check_host, host_version
 
 logger = logging.getLogger(__name__)
 
-#: CUDA's hardware queues in a process (CUDA_DEVICE_MAX_CONNECTIONS; SGLang sets 8). A stage's streams wait for the
-#: other stages most of the time, and whatever shares a queue with one that waits is held up with it.
-HARDWARE_QUEUES = 32
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 ARGUMENT_CHECK = "sglang.srt.arg_groups.validation_hook.check_pipeline_parallel_compat"
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
@@ -34,7 +30,6 @@ def install(settings: Settings) -> None:
     from .overlap import reserve_for_lag, row_headroom
     from .scheduler import PPSpecScheduler
 
-    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(HARDWARE_QUEUES)  # read when this process first uses CUDA
     PPSpecScheduler.settings = settings
     HookRegistry.register(SCHEDULER, PPSpecScheduler, HookType.REPLACE)
     HookRegistry.register(ARGUMENT_CHECK, partial(check_before_host, settings=settings), HookType.BEFORE)

@@ -166,11 +166,15 @@ class PPSpecScheduler(Scheduler):
             running_batch.batch_is_full = False
 
     def _fair_share(self) -> int:
-        """Requests per slot if all that run or wait were spread over as many slots as there are stages."""
+        """Requests per slot if all that run or wait were spread over as many slots as there are stages.
+
+        SGLANG_PP_SPEC_SLOT_FILL may ask for fuller slots: where a step costs much the same for few rows as for many
+        (reading the weights, or the host's work), two half-full slots take longer than a full one.
+        """
         # A prefill in flight is in ``mbs`` alone; one whose frame was just applied, in ``last_mbs``.
         batches = (*self.running_mbs, *self.mbs, *self.last_mbs)
         live = {req for batch in batches if batch is not None for req in batch.reqs if not req.finished()}
-        return max(1, -(-(len(live) + len(self.waiting_queue)) // self.pp_group.world_size))
+        return max(self.settings.slot_fill, -(-(len(live) + len(self.waiting_queue)) // self.pp_group.world_size))
 
     def _reqs_finishing_inflight(self, batch: ScheduleBatch) -> list[Req]:
         """With overlap: requests whose unread frame holds their last token by length need no further round."""

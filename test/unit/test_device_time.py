@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmark.device_time import busy_ms, excerpt, is_complete, read_trace, spans_of
+from benchmark.device_time import busy_ms, excerpt, read_trace, shared, spans_of
 
 
 def kernel(start_us, length_us, cat="kernel", name="gemm"):
@@ -28,6 +28,12 @@ def test_streams_that_run_at_once_count_once_and_the_host_counts_not_at_all(even
     assert busy_ms(spans_of(events)) == pytest.approx(expected_ms)
 
 
+def test_what_two_stages_of_one_device_ran_at_once_counts_once():
+    """Where processes take turns on a device, an interrupted kernel lasts as long as both: 79 ms of a round of 44."""
+    first, second = spans_of([kernel(0, 10_000), kernel(20_000, 1_000)]), spans_of([kernel(5_000, 10_000)])
+    assert busy_ms(shared([first, second])) == pytest.approx(16.0)
+
+
 def test_an_excerpt_is_the_middle_of_what_all_stages_recorded_on_one_clock():
     first, second = spans_of([kernel(0, 10_000), kernel(90_000, 10_000)]), spans_of([kernel(45_000, 60_000)])
     assert excerpt([first, second], 10.0) == [[], [(-22.5, 37.5)]]
@@ -38,6 +44,6 @@ def test_a_trace_that_is_still_written_is_not_read(tmp_path):
     path = tmp_path / "a.trace.json.gz"
     whole = gzip.compress(json.dumps({"traceEvents": [kernel(0, 7)]}).encode())
     path.write_bytes(whole[: len(whole) // 2])
-    assert not is_complete(path)
+    assert read_trace(path) is None
     path.write_bytes(whole)
-    assert is_complete(path) and read_trace(path) == [kernel(0, 7)]
+    assert read_trace(path) == [kernel(0, 7)]

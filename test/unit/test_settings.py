@@ -36,6 +36,7 @@ def test_every_word_for_no_leaves_it_off(text):
         ({P + "TIMELINE": "/somewhere"}, "timeline", "/somewhere"),
         ({P + "STAGE_DELAY_MS": "2.5"}, "stage_delay_ms", 2.5),
         ({P + "DRAFT_DELAY_MS": "0"}, "draft_delay_ms", 0.0),
+        ({P + "SLOT_FILL": "8"}, "slot_fill", 8),
     ],
 )
 def test_each_key_sets_its_field_and_no_other(environ, field, value):
@@ -52,6 +53,9 @@ def test_each_key_sets_its_field_and_no_other(environ, field, value):
         (P + "CPU_ENGINE", "2"),
         (P + "ON_MISMATCH", "ignore"),
         (P + "ON_MISMATCH", ""),
+        (P + "SLOT_FILL", "0"),
+        (P + "SLOT_FILL", "-3"),
+        (P + "SLOT_FILL", "all"),
         (P + "STAGE_DELAY_MS", "-1"),
         (P + "STAGE_DELAY_MS", "nan"),
         (P + "STAGE_DELAY_MS", "60000"),
