@@ -8,7 +8,8 @@ Held fixed: model, prompts, batch, EAGLE 2/1/3, greedy, CUDA graphs, Triton atte
 and for many tokens; ms per round = difference in time / difference in rounds of its slowest request, so prefill and
 HTTP cancel. Per arm and batch size: median and spread of ``--repeat`` pairs. The device time of a round comes from
 two shorter batches under the PyTorch profiler: the busy time of all stages' GPUs, differenced in the same way;
-``to_device`` is round time over device time. Only the server that is measured runs; the others are stopped.
+``to_device`` is round time over device time. Only the server that is measured runs, each stage on cores of its own;
+the others are stopped.
 
 With ``--colocated`` stages share one GPU (``--mps``: each an equal part of its SMs), and every arm of several stages
 uses the same CUDA IPC channel. Last line of output: one JSON object. Exit status 1 if an arm failed.
@@ -33,6 +34,7 @@ from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server, ServerSpec
 
 from . import device_time
+from .pin import pin_stages
 from .report import emit, provenance
 
 PROMPT_TOKENS = 64
@@ -181,9 +183,11 @@ def run_arms(
 
 
 def _settles(server: Server, name: str) -> bool:
-    """Wait for a launched server and pause it; False, after a word about it, if it fails."""
+    """Wait for a launched server, give its stages cores, pause it; False, after a word about it, if it fails."""
     with _reported(name):
         server.wait_until_ready()
+        if server.pid is not None:
+            pin_stages(server.pid)
         server.pause()
         return True
     return False
@@ -253,13 +257,22 @@ def main() -> None:
     parser.add_argument("--attention-backend", default="triton")
     parser.add_argument("--server-args", default="", help="added to every arm's command line")
     parser.add_argument(
-        "--together", type=int, default=1, help="servers that start at once; all of them must fit on the GPUs"
+        "--together",
+        type=int,
+        default=1,
+        choices=range(1, 17),
+        metavar="N",
+        help="servers that start at once; all of them must fit on the GPUs",
     )
     parser.add_argument("--logs", default="", help="folder for server logs")
     parser.add_argument("--start-timeout", type=float, default=240.0)
     parser.add_argument("--json", default="")
     options = parser.parse_args()
-    chosen = {name: arms(options.gpus, options.tp)[name] for name in options.arms.split(",")}
+    known = arms(options.gpus, options.tp)
+    unknown = [name for name in options.arms.split(",") if name not in known]
+    if unknown:
+        parser.error(f"unknown arms {', '.join(unknown)}; known: {', '.join(known)}")
+    chosen = {name: known[name] for name in options.arms.split(",")}
     found: dict[str, dict[str, dict[str, object]]] = {}
     about = provenance() | {"gpus": gpu_names(), "model": model_shape(Path(options.model))}
     try:
