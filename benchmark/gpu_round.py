@@ -138,6 +138,8 @@ def measure_device(
             device_time.start(server, Path(folder))
             _, rounds, _ = ask(server, batch_size, tokens, seed=500, prompt_tokens=PROMPT_TOKENS)
             stages = device_time.stop(server, Path(folder), num_stages)
+            if not all(stages):
+                raise RuntimeError("a stage's trace shows no device work")
             devices = [*stages, device_time.shared(stages)]
             found.append(([device_time.busy_ms(spans) for spans in devices], rounds))
     (few, few_rounds), (many, many_rounds) = found
@@ -169,25 +171,31 @@ def run_arms(
     names = list(chosen)
     for start in range(0, len(names), options.together):
         with contextlib.ExitStack() as stack:
-            servers = {
-                name: _launched(stack, name, chosen[name], options) for name in names[start:][: options.together]
-            }
-            ready = [name for name, server in servers.items() if _settles(server, name)]
-            for name in ready:
-                servers[name].resume()
-                time.sleep(0.5)  # let what was stopped catch up
+            group = names[start : start + options.together]
+            servers = {name: _launched(stack, name, chosen[name], options) for name in group}
+            for name in [name for name, server in servers.items() if _settles(server, name)]:
                 found[name] = {}
-                with _reported(name):
+                with _reported(name), _running_alone(servers[name]):
                     run_arm(name, chosen[name], servers[name], options, found[name])
-                servers[name].stop()
+
+
+@contextlib.contextmanager
+def _running_alone(server: Server) -> Iterator[None]:
+    """A paused server runs for this block, and is gone after it."""
+    server.resume()
+    time.sleep(0.5)  # let what was stopped catch up
+    try:
+        yield
+    finally:
+        server.stop()
 
 
 def _settles(server: Server, name: str) -> bool:
     """Wait for a launched server, give its stages cores, pause it; False, after a word about it, if it fails."""
     with _reported(name):
         server.wait_until_ready()
-        if server.pid is not None:
-            pin_stages(server.pid)
+        assert server.pid is not None
+        pin_stages(server.pid)
         server.pause()
         return True
     return False

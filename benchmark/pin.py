@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
+
+import psutil
 
 STAGE_TITLE = "sglang::scheduler"  # how SGLang names the processes that launch forwards
 
 
-def pin_stages(group: int) -> dict[int, list[int]]:
-    """Give every stage in the process group ``group`` equally many cores of its own; {pid: cores}, empty if too few.
+def pin_stages(leader: int) -> dict[int, list[int]]:
+    """Give every stage under the process ``leader`` equally many cores of its own; {pid: cores}, empty if too few.
 
     All threads of a stage move; the server's other processes stay where they are.
     """
-    stages = sorted(pid for pid in _processes(group) if _title(pid).startswith(STAGE_TITLE))
-    placed = dict(zip(stages, blocks(sorted(os.sched_getaffinity(0)), len(stages)), strict=False))
-    for pid, cores in placed.items():
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), cores)
-    return placed
+    children = psutil.Process(leader).children(recursive=True)
+    stages = sorted((child for child in children if _is_stage(child)), key=lambda child: child.pid)
+    cores = blocks(sorted(os.sched_getaffinity(0)), len(stages))
+    for stage, own in zip(stages, cores, strict=False):
+        for thread in stage.threads():
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.sched_setaffinity(thread.id, own)
+    return {stage.pid: own for stage, own in zip(stages, cores, strict=False)}
 
 
 def blocks(cores: Sequence[int], count: int) -> list[list[int]]:
@@ -28,20 +32,8 @@ def blocks(cores: Sequence[int], count: int) -> list[list[int]]:
     return [list(cores[i * size : (i + 1) * size]) for i in range(count)] if size >= 2 else []
 
 
-def _processes(group: int) -> list[int]:
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    return [pid for pid in pids if _group(pid) == group]
-
-
-def _group(pid: int) -> int:
+def _is_stage(process: psutil.Process) -> bool:
     try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return -1
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-    except OSError:
-        return ""
+        return "".join(process.cmdline()[:1]).startswith(STAGE_TITLE)
+    except psutil.NoSuchProcess:
+        return False

@@ -13,9 +13,9 @@
 #   *_small              the same with so little room in NCCL's channels that a wrong order of operations hangs
 #
 # Without arguments: test faults soak round round_large long, then test, soak_tree and round without peer access, then
-# soak with small channels. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a folder with target/ and draft/ for
-# round and long (default: random weights, 24 layers x 2048, made on the spot), GPUS the number of GPUs (default 2),
-# TP the tensor-parallel size of a stage (default 1), MINUTES the length of a soak (default 9).
+# soak with small channels. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a folder with target/ and
+# draft/ for round and long (default: random weights, 24 layers x 2048, made on the spot), GPUS the number of GPUs
+# (default 2), TP the tensor-parallel size of a stage (default 1), MINUTES the length of a soak (default 9).
 # On a machine without a GPU the soaks rehearse on the CPU engine, with GPUS stages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,20 +23,9 @@ python=${PYTHON:-$(scripts/setup.sh)}
 gpus=${GPUS:-2}
 tp=${TP:-1}
 pp=$((gpus / tp))
-model=${MODEL:-${TMPDIR:-/tmp}/pp_spec_random_24x2048}
 export PYTHONUNBUFFERED=1
+. scripts/gpu_models.sh
 results=benchmark/results
-
-round() { # NAME [ARGUMENT ...]
-    [ -d "$model/target" ] || "$python" -m benchmark.random_model "$model" --layers 24 --hidden 2048
-    measure "$model" "$1" --together 6 "${@:2}"
-}
-
-large_round() { # NAME [ARGUMENT ...]: 26 billion parameters, made up by SGLang
-    folder=${TMPDIR:-/tmp}/pp_spec_random_64x6144
-    [ -d "$folder" ] || "$python" -m benchmark.random_model "$folder" --layers 64 --hidden 6144 --config-only
-    measure "$folder" "$1" --together 3 --excerpt-ms 80 --server-args "--load-format dummy" "${@:2}"
-}
 
 measure() { # MODEL NAME [ARGUMENT ...]
     "$python" -m benchmark.gpu_round --model "$1/target" --draft "$1/draft" --gpus "$gpus" --tp "$tp" \
@@ -54,9 +43,11 @@ part() { # NAME, whose suffixes are already taken care of, and the full name for
         faults) "$python" -m pytest test/registered/pp/test_faults.py -q -k "wrong_frame or killed" ;;
         soak) soak "$2" ;;
         soak_tree) soak "$2" --topk 2 ;;
-        round) round "$2" ;;
-        round_large) large_round "$2" ;;
-        long) round "$2" --repeat 1 --long-prompt 8192 --together 3 ;;
+        round) measure "$(small_model)" "$2" --together 6 ;;
+        round_large)
+            measure "$(large_model)" "$2" --together 3 --excerpt-ms 80 --server-args "--load-format dummy"
+            ;;
+        long) measure "$(small_model)" "$2" --repeat 1 --long-prompt 8192 --together 3 ;;
         *)
             echo "unknown part $2; see the head of $0" >&2
             exit 2

@@ -15,7 +15,7 @@
 #   head        an EAGLE head for it, into $SMOLLM/draft; the one in benchmark/smollm_head was made this way
 #   gsm8k       200 questions to it, plain EAGLE against ours
 #
-# Without arguments: all of them in this order. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a
+# Without arguments: all but target and head, in this order. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a
 # folder with target/ and draft/ for round and long (default: random weights, 24 layers x 2048), GSM8K the folder of
 # train.jsonl and test.jsonl, SMOLLM where target and head write (default: a folder under TMPDIR), HEAD the head that
 # gsm8k drafts with (default: the shipped one), LOGS a folder for server logs.
@@ -23,23 +23,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-$(scripts/setup.sh)}
 tmp=${TMPDIR:-/tmp}
-model=${MODEL:-$tmp/pp_spec_random_24x2048}
 smollm=${SMOLLM:-$tmp/pp_spec_smollm}
 results=benchmark/results
 export PYTHONUNBUFFERED=1
+. scripts/gpu_models.sh
 logs=()
 if [ -n "${LOGS:-}" ]; then mkdir -p "$LOGS" && logs=(--logs "$LOGS"); fi
-
-round() { # NAME [ARGUMENT ...]
-    [ -d "$model/target" ] || "$python" -m benchmark.random_model "$model" --layers 24 --hidden 2048
-    measure "$model" "$@"
-}
-
-large_round() { # NAME [ARGUMENT ...]: 26 billion parameters, made up by SGLang
-    folder=$tmp/pp_spec_random_64x6144
-    [ -d "$folder" ] || "$python" -m benchmark.random_model "$folder" --layers 64 --hidden 6144 --config-only
-    measure "$folder" "$@" --server-args "--load-format dummy"
-}
 
 measure() { # MODEL NAME [ARGUMENT ...]
     "$python" -m benchmark.gpu_round --colocated --model "$1/target" --draft "$1/draft" "${logs[@]}" \
@@ -63,16 +52,27 @@ part() {
             compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 --report-api-errors no \
                 "$python" -m pytest test/gpu/test_colocated_gpu.py -q
             ;;
-        round) round small --together 6 --arms ours,ours_sync,builtin,tp1_overlap,tp1,pp2_nospec --excerpt-ms 60 ;;
-        round_large) large_round large --together 2 --arms ours,ours_sync,builtin,tp1_overlap --excerpt-ms 80 ;;
-        round_mps) with_mps round mps --mps --arms ours,builtin ;;
-        long) round long --repeat 1 --long-prompt 8192 --together 3 --arms ours,builtin,tp1_overlap ;;
+        round)
+            measure "$(small_model)" small --together 6 --arms ours,ours_sync,builtin,tp1_overlap,tp1,pp2_nospec \
+                --excerpt-ms 60
+            ;;
+        round_large)
+            measure "$(large_model)" large --together 2 --arms ours,ours_sync,builtin,tp1_overlap --excerpt-ms 80 \
+                --server-args "--load-format dummy"
+            ;;
+        round_mps) with_mps measure "$(small_model)" mps --mps --arms ours,builtin ;;
+        long)
+            measure "$(small_model)" long --repeat 1 --long-prompt 8192 --together 3 --arms ours,builtin,tp1_overlap
+            ;;
         memory) "$python" -m benchmark.soak --colocated --minutes 3 --json "$results/soak_1gpu.json" ;;
         target) "$python" scripts/train_smollm_eagle.py convert --out "$smollm" ;;
-        head) "$python" scripts/train_smollm_eagle.py train --out "$smollm" --data "${GSM8K:?folder of the questions}" ;;
+        head)
+            "$python" scripts/train_smollm_eagle.py train --out "$smollm" --data "${GSM8K:?folder of the questions}"
+            ;;
         gsm8k)
-            "$python" -m benchmark.gsm8k --colocated --model "$smollm/target" --draft "${HEAD:-benchmark/smollm_head}" "${logs[@]}" \
-                --data "${GSM8K:?folder of the questions}" --json "$results/gsm8k_1gpu.json"
+            [ -d "$smollm/target" ] || part target || return
+            "$python" -m benchmark.gsm8k --colocated --data "${GSM8K:?folder of the questions}" "${logs[@]}" \
+                --model "$smollm/target" --draft "${HEAD:-benchmark/smollm_head}" --json "$results/gsm8k_1gpu.json"
             ;;
         *)
             echo "unknown part $1; see the head of $0" >&2
@@ -82,7 +82,7 @@ part() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- test sanitize round round_large round_mps long memory target head gsm8k
+    set -- test sanitize round round_large round_mps long memory gsm8k
 fi
 failed=()
 for one in "$@"; do

@@ -99,7 +99,7 @@ class TreeRows:
         """(parent list [rows, num_parents], selected indices [rows, num_drafts]), int64, on the rows' device."""
         if self.parents is not None and self.selected is not None:
             return self.parents, self.selected
-        return chain_topology(len(self.identities), self.shape, self.tokens.device)
+        return _chain_topology(len(self.identities), self.shape, self.tokens.device)
 
     def _gather(self, index: Tensor) -> None:
         self.tokens, self.num_drafts = self.tokens[index], self.num_drafts[index]
@@ -108,7 +108,7 @@ class TreeRows:
 
 
 @lru_cache(maxsize=512)
-def chain_topology(num_rows: int, shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor]:
+def _chain_topology(num_rows: int, shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor]:
     """``TreeRows.topology`` of ``num_rows`` chains: a constant, to be read only."""
     parents = torch.arange(-1, shape.num_parents - 1, dtype=torch.int64, device=device)
     selected = torch.arange(shape.num_drafts, dtype=torch.int64, device=device)

@@ -142,7 +142,7 @@ class SchedulerEngine:
     def send_proxy(self, turn: StageTurn) -> None:
         """At once, behind the forward. Outputs of a CUDA graph are cloned: its next replay writes them again."""
         scheduler, record = self.scheduler, record_of(turn)
-        tensors = self.proxy_link.unpadded(turn.batch, record.result.pp_hidden_states_proxy_tensors.tensors)
+        tensors = record.result.pp_hidden_states_proxy_tensors.tensors
         if record.result.can_run_cuda_graph:
             with scheduler.forward_stream_ctx:
                 tensors = {name: tensor.clone() for name, tensor in tensors.items()}

@@ -61,15 +61,12 @@ class ProxyLink:
                 self.scheduler.pp_proxy_recv_event.record(stream)
         return PPProxyTensors(tensors)
 
-    def unpadded(self, batch: ScheduleBatch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``tensors`` less the rows that fill a CUDA graph's batch: nobody reads those, so they do not travel."""
-        if batch.forward_mode.is_extend():
-            return tensors
-        num_tokens = self._num_tokens(batch)
-        return {name: part[:num_tokens] if torch.is_tensor(part) else part for name, part in tensors.items()}
-
     def send(self, batch: ScheduleBatch, tensors: dict[str, Tensor], launched) -> list[P2PWork]:
-        """Start sending ``tensors`` to the next stage behind the event ``launched``; keep the returned work."""
+        """Start sending ``tensors`` to the next stage behind the event ``launched``; keep the returned work.
+
+        Rows that only fill a CUDA graph's batch are nobody's and do not travel.
+        """
+        tensors = self._of_requests(batch, tensors)
         layout = self._layout("out", batch)
         if layout is None:
             self._learn("out", batch, tensors)
@@ -84,6 +81,12 @@ class ProxyLink:
             if stream is not None:
                 stream.wait_event(launched)
             return [self._send_one(tensors[part.name]) for part in layout]
+
+    def _of_requests(self, batch: ScheduleBatch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if batch.forward_mode.is_extend():
+            return tensors
+        num_tokens = self._num_tokens(batch)
+        return {name: part[:num_tokens] if torch.is_tensor(part) else part for name, part in tensors.items()}
 
     def _layout(self, way: str, batch: ScheduleBatch) -> tuple[TensorLayout, ...] | None:
         return None if batch.forward_mode.is_extend() else self._layouts.get(way)

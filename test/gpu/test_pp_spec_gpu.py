@@ -19,13 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "registered" / "pp"
 from conftest import CHAIN, TREE
 from workloads import WORKLOADS, accept_length, ask_all, rounds
 
-from benchmark.ties import Difference, differences
+from benchmark.ties import TIE, Difference, differences
 from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server
 
-#: On few-shot prompts the tiny model babbles, and its margins between two tokens in bfloat16 are off from those in
-#: float32 by up to 2.2 (0.3 root mean square); where it knows what it says they are 3 and more.
-TIE = 2.0
+#: On few-shot prompts the tiny model babbles, and arithmetic in bfloat16 moves its margins by up to 2.2
+#: (``python -m benchmark.rounding``); on questions, where it knows what it says, they are 3 and more.
+FEW_SHOT, FEW_SHOT_TIE = "long_prompts", 2.0
 WORKLOADS_HERE = ("questions", "long_prompts", "staggered", "unequal_mix")
 STAGES = 2
 
@@ -41,6 +41,7 @@ class Compared:
     plain: list[Reply]
     ours: dict[str, list[Reply]]
     differences: dict[str, list[Difference]]
+    ties: list[float]  # per request: up to which margin a difference is one
 
 
 @pytest.fixture(scope="module", params=["chain", "tree"])
@@ -54,12 +55,13 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     for mode, arm in (("overlap", plugin), ("sync", sync)):
         with Server(arm) as server:
             ours[mode] = all_replies(server)
-    asks = [ask for name in WORKLOADS_HERE for ask in WORKLOADS[name]()]
-    prompts = [list(ask.prompt.encode()) for ask in asks]  # the tiny model's tokens are bytes
+    asked = [(name, ask) for name in WORKLOADS_HERE for ask in WORKLOADS[name]()]
+    prompts = [list(ask.prompt.encode()) for _, ask in asked]  # the tiny model's tokens are bytes
+    ties = [FEW_SHOT_TIE if name == FEW_SHOT else TIE for name, _ in asked]
     with Server(spec) as server:
         plain = all_replies(server)
         found = {mode: differences(server, prompts, plain, replies) for mode, replies in ours.items()}
-    yield Compared(plain, ours, found)
+    yield Compared(plain, ours, found, ties)
 
 
 def all_replies(server: Server) -> list[Reply]:
@@ -71,7 +73,7 @@ def all_replies(server: Server) -> list[Reply]:
 def test_a_reply_equals_plain_speculation_s_on_one_gpu_or_parts_from_it_at_a_tie(compared, mode: str) -> None:
     found = compared.differences[mode]
     print(f"{mode}: {len(compared.plain) - len(found)} of {len(compared.plain)} replies identical; {found}")
-    assert all(difference.is_tie(TIE) for difference in found)
+    assert all(difference.is_tie(compared.ties[difference.request]) for difference in found)
     assert len(found) <= 0.15 * len(compared.plain)
 
 

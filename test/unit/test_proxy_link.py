@@ -5,8 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("sglang")
-
 from sglang_pp_spec.core.errors import PPSpecError
 from sglang_pp_spec.host.proxy import ProxyLink
 
@@ -21,22 +19,37 @@ def batch(rows: int, extend: bool = False) -> SimpleNamespace:
     return SimpleNamespace(reqs=[object()] * rows, forward_mode=SimpleNamespace(is_extend=lambda: extend))
 
 
+def sent_by(proxy: ProxyLink, of: SimpleNamespace, tensors: dict) -> dict:
+    """What goes the host's way, as every first batch does."""
+    found: list[dict] = []
+    proxy.scheduler._pp_send_dict_to_next_stage = lambda tensors, **_: found.append(tensors) or []
+    proxy.send(of, tensors, launched=None)
+    return found[0]
+
+
 def test_rows_that_only_fill_a_cuda_graph_s_batch_do_not_travel():
     """A graph of 10 requests ran a batch of 9; its padding was sent too, and another layout ended the server."""
     tensors = {"hidden_states": torch.arange(60.0).view(30, 2), "residual": None, "__msg_type__": "proxy"}
-    sent = link().unpadded(batch(rows=9), tensors)
+    sent = sent_by(link(), batch(rows=9), tensors)
     assert torch.equal(sent["hidden_states"], tensors["hidden_states"][:27])
     assert sent["residual"] is None and sent["__msg_type__"] == "proxy"
 
 
+def test_a_padded_first_batch_teaches_the_layout_of_its_requests_alone():
+    """Learned from a padded batch there was no common layout, and every later one went with a description."""
+    proxy = link()
+    sent_by(proxy, batch(rows=9), {"hidden_states": torch.zeros(30, 2)})
+    assert proxy._layouts["out"] is not None
+
+
 def test_a_batch_that_fills_its_graph_and_a_prompt_travel_as_they_are():
     tensors = {"hidden_states": torch.zeros(27, 2)}
-    assert link().unpadded(batch(rows=9), tensors)["hidden_states"].shape == (27, 2)
-    assert link().unpadded(batch(rows=1, extend=True), tensors)["hidden_states"].shape == (27, 2)
+    assert sent_by(link(), batch(rows=9), tensors)["hidden_states"].shape == (27, 2)
+    assert sent_by(link(), batch(rows=1, extend=True), tensors)["hidden_states"].shape == (27, 2)
 
 
 def test_hidden_states_of_another_layout_are_named_with_their_shapes():
     proxy = link()
-    proxy._learn("out", batch(rows=9), {"hidden_states": torch.zeros(27, 2)})
+    sent_by(proxy, batch(rows=9), {"hidden_states": torch.zeros(27, 2)})
     with pytest.raises(PPSpecError, match=r"27 tokens.*\(27, 4\)"):
         proxy.send(batch(rows=9), {"hidden_states": torch.zeros(27, 4)}, launched=None)

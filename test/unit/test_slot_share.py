@@ -4,8 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("sglang")
-
 from sglang_pp_spec.core.settings import Settings
 from sglang_pp_spec.host.scheduler import PPSpecScheduler
 

@@ -1,0 +1,14 @@
+# The models that run_one_gpu.sh and run_multi_gpu.sh measure; both source this. Each function prints the folder of
+# target/ and draft/, made on the spot. Uses $python.
+
+small_model() { # 1.2 billion parameters with random weights, or what MODEL names
+    local folder=${MODEL:-${TMPDIR:-/tmp}/pp_spec_random_24x2048}
+    [ -d "$folder/target" ] || "$python" -m benchmark.random_model "$folder" --layers 24 --hidden 2048 >&2
+    echo "$folder"
+}
+
+large_model() { # 26 billion parameters, a config alone: SGLang makes the weights up (--load-format dummy)
+    local folder=${TMPDIR:-/tmp}/pp_spec_random_64x6144
+    [ -d "$folder/target" ] || "$python" -m benchmark.random_model "$folder" --layers 64 --hidden 6144 --config-only >&2
+    echo "$folder"
+}
