@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,18 +22,24 @@ def start(server: Server, folder: Path) -> None:
     server.post("/start_profile", {"output_dir": str(folder), "activities": ["GPU"]})
 
 
-def stop(server: Server, folder: Path, num_stages: int, timeout_s: float = 120.0) -> list[Spans]:
-    """End the recording; what every stage's GPU ran, in the order of the traces' names."""
+def stop(server: Server, folder: Path, num_gpus: int, timeout_s: float = 120.0) -> list[Spans]:
+    """End the recording; what every GPU ran, stage by stage and within a stage by tensor-parallel rank."""
     server.post("/stop_profile", {})
     deadline, read = time.monotonic() + timeout_s, dict[Path, Spans]()
-    while len(read) < num_stages:
+    while len(read) < num_gpus:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{len(read)} of {num_stages} traces in {folder} after {timeout_s:.0f} s")
+            raise RuntimeError(f"{len(read)} of {num_gpus} traces in {folder} after {timeout_s:.0f} s")
         time.sleep(0.2)
         for trace in folder.rglob("*.trace.json.gz"):
             if trace not in read and (events := read_trace(trace)) is not None:
                 read[trace] = spans_of(events)
-    return [read[trace] for trace in sorted(read)]
+    return [read[trace] for trace in sorted(read, key=rank_of)]
+
+
+def rank_of(trace: Path) -> tuple[int, int]:
+    """(stage, tensor-parallel rank) that a trace's name tells; SGLang leaves out what there is only one of."""
+    stage, rank = (re.search(rf"-{kind}-(\d+)", trace.name) for kind in ("PP", "TP"))
+    return int(stage[1]) if stage else 0, int(rank[1]) if rank else 0
 
 
 def read_trace(path: Path) -> list[dict[str, Any]] | None:
@@ -69,6 +76,16 @@ def _union(parts: Iterable[tuple[float, float]]) -> Spans:
         else:
             spans.append((begin, end))
     return spans
+
+
+def round_floor_ms(per_gpu: Sequence[float], tp: int, busy_slots: int) -> float:
+    """The shortest a round can be whose GPUs are busy for ``per_gpu`` milliseconds in it, in the order of ``stop``.
+
+    A stage is as long as the slowest of its ``tp`` GPUs. Stages work at the same time on different slots, but for one
+    slot they work in turn: no stage's share can be shortened, nor one slot's way through all stages.
+    """
+    stages = [max(per_gpu[i : i + tp]) for i in range(0, len(per_gpu), tp)]
+    return max(*stages, sum(stages) / busy_slots)
 
 
 def busy_ms(spans: Spans) -> float:

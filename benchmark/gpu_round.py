@@ -7,9 +7,10 @@
 Held fixed: model, prompts, batch, EAGLE 2/1/3, greedy, CUDA graphs, Triton attention. A batch is asked twice, for few
 and for many tokens; ms per round = difference in time / difference in rounds of its slowest request, so prefill and
 HTTP cancel. Per arm and batch size: median and spread of ``--repeat`` pairs. The device time of a round comes from
-two shorter batches under the PyTorch profiler: the busy time of all stages' GPUs, differenced in the same way;
-``to_device`` is round time over device time. Only the server that is measured runs, each stage on cores of its own;
-the others are stopped.
+two shorter batches under the PyTorch profiler, differenced in the same way: the busy time of the GPU that all stages
+share, or the shortest round that stages busy for so long allow (``device_time.round_floor_ms``). ``to_device`` is
+round time over device time. Only the server that is measured runs, each stage on cores of its own; the others are
+stopped.
 
 With ``--colocated`` stages share one GPU (``--mps``: each an equal part of its SMs), and every arm of several stages
 uses the same CUDA IPC channel. Last line of output: one JSON object. Exit status 1 if an arm failed.
@@ -38,10 +39,11 @@ from .pin import pin_stages
 from .report import emit, provenance
 
 PROMPT_TOKENS = 64
-FEW, MANY = 32, 160
-PROFILED = 8, 48  # under the profiler, whose traces take long to write
+FEW = 32
+PROFILED = 8, 40  # under the profiler, whose traces take long to write
 LONG_REPLY = 128
-GRAPH_SIZES = (1, 2, 4, *range(8, 33, 4))
+MAX_RUNNING = 64
+SLOT_FILL = "SGLANG_PP_SPEC_SLOT_FILL"
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,24 @@ class Arm:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
+    def rows_per_slot(self, batch_size: int) -> int:
+        """How many requests of a batch that comes at once share a slot: SGLang fills one slot after the other."""
+        full = MAX_RUNNING // self.pp
+        if self.mode != "plugin":
+            return min(batch_size, full)
+        return min(batch_size, full, max(int(self.env.get(SLOT_FILL, "1")), -(-batch_size // self.pp)))
+
+    def busy_slots(self, batch_size: int) -> int:
+        """How many slots such a batch keeps busy."""
+        return -(-batch_size // self.rows_per_slot(batch_size))
+
 
 def arms(num_gpus: int, tp: int) -> dict[str, Arm]:
     """All arms on ``num_gpus`` GPUs: pipelines of num_gpus / tp stages, and one stage on the same GPUs."""
     pp, sync = num_gpus // tp, ("--disable-overlap-schedule",)
     return {
         "ours": Arm("plugin", pp, tp),
-        "ours_one_slot": Arm("plugin", pp, tp, env={"SGLANG_PP_SPEC_SLOT_FILL": "64"}),
+        "ours_one_slot": Arm("plugin", pp, tp, env={SLOT_FILL: str(MAX_RUNNING)}),
         "ours_sync": Arm("plugin", pp, tp, sync),
         "builtin": Arm("builtin", pp, tp, sync),
         "builtin_depth1": Arm("builtin", pp, tp, (*sync, "--pp-async-batch-depth", "1")),
@@ -74,11 +87,12 @@ def arms(num_gpus: int, tp: int) -> dict[str, Arm]:
 
 def spec_of(arm: Arm, options: argparse.Namespace) -> ServerSpec:
     """The server of an arm."""
-    longest = max(PROMPT_TOKENS + MANY, options.long_prompt + LONG_REPLY)
+    longest = max(PROMPT_TOKENS + options.tokens, options.long_prompt + LONG_REPLY)
+    graph_sizes = sorted({1, 2, 4, 8, *options.batch_sizes, *map(arm.rows_per_slot, options.batch_sizes)})
     fixed = (
         *("--attention-backend", options.attention_backend, "--sampling-backend", "pytorch"),
         *("--mem-fraction-static", "0.93", "--max-total-tokens", str(max(options.batch_sizes) * (longest + 64))),
-        *("--max-running-requests", "64", "--cuda-graph-bs-decode", *map(str, GRAPH_SIZES)),
+        *("--max-running-requests", str(MAX_RUNNING), "--cuda-graph-bs-decode", *map(str, graph_sizes)),
         *("--context-length", "16384", "--disable-radix-cache", "--skip-tokenizer-init"),
     )
     env = dict(arm.env)
@@ -109,11 +123,13 @@ def ask(
 
 def measure(server: Server, batch_size: int, options: argparse.Namespace) -> dict[str, object]:
     """ms per round of one batch size."""
-    ask(server, batch_size, MANY, seed=999, prompt_tokens=PROMPT_TOKENS)
+    ask(server, batch_size, FEW, seed=999, prompt_tokens=PROMPT_TOKENS)
     rounds_ms, lengths = [], []
     for repeat in range(options.repeat):
         short_s, short_rounds, _ = ask(server, batch_size, FEW, seed=repeat, prompt_tokens=PROMPT_TOKENS)
-        long_s, long_rounds, replies = ask(server, batch_size, MANY, seed=repeat, prompt_tokens=PROMPT_TOKENS)
+        long_s, long_rounds, replies = ask(
+            server, batch_size, options.tokens, seed=repeat, prompt_tokens=PROMPT_TOKENS
+        )
         rounds_ms.append(1000 * (long_s - short_s) / max(1, long_rounds - short_rounds))
         verifies = sum(r.verify_rounds for r in replies)
         lengths.append(sum(r.completion_tokens for r in replies) / verifies if verifies else 1.0)
@@ -124,31 +140,26 @@ def measure(server: Server, batch_size: int, options: argparse.Namespace) -> dic
     }
 
 
-def measure_device(
-    server: Server, batch_size: int, num_stages: int, options: argparse.Namespace
-) -> dict[str, object]:
-    """Device milliseconds per round: busy time of a long batch less that of a short one.
-
-    Stages on devices of their own are added up; stages that share one count together.
-    """
+def measure_device(server: Server, batch_size: int, arm: Arm, options: argparse.Namespace) -> dict[str, object]:
+    """Device milliseconds per round: busy time of a long batch less that of a short one."""
     found: list[tuple[list[float], int]] = []
-    stages: list[device_time.Spans] = []
+    gpus: list[device_time.Spans] = []
     for tokens in PROFILED:
         with tempfile.TemporaryDirectory(prefix="pp_spec-trace-") as folder:
             device_time.start(server, Path(folder))
             _, rounds, _ = ask(server, batch_size, tokens, seed=500, prompt_tokens=PROMPT_TOKENS)
-            stages = device_time.stop(server, Path(folder), num_stages)
-            if not all(stages):
+            gpus = device_time.stop(server, Path(folder), arm.pp * arm.tp)
+            if not all(gpus):
                 raise RuntimeError("a stage's trace shows no device work")
-            devices = [*stages, device_time.shared(stages)]
-            found.append(([device_time.busy_ms(spans) for spans in devices], rounds))
+            found.append(([device_time.busy_ms(spans) for spans in [*gpus, device_time.shared(gpus)]], rounds))
     (few, few_rounds), (many, many_rounds) = found
-    *per_stage, together = [(b - a) / max(1, many_rounds - few_rounds) for a, b in zip(few, many, strict=True)]
+    *per_gpu, together = [(b - a) / max(1, many_rounds - few_rounds) for a, b in zip(few, many, strict=True)]
+    floor = device_time.round_floor_ms(per_gpu, arm.tp, arm.busy_slots(batch_size))
     keeps = options.excerpt_ms and batch_size == options.batch_sizes[0]
     return {
-        "device_ms_per_round": round(together if options.colocated else sum(per_stage), 3),
-        "device_ms_per_stage": [round(ms, 3) for ms in per_stage],
-    } | ({"device_spans_ms": device_time.excerpt(stages, options.excerpt_ms)} if keeps else {})
+        "device_ms_per_round": round(together if options.colocated else floor, 3),
+        "device_ms_per_gpu": [round(ms, 3) for ms in per_gpu],
+    } | ({"device_spans_ms": device_time.excerpt(gpus, options.excerpt_ms)} if keeps else {})
 
 
 def measure_long_prompt(server: Server, batch_size: int, options: argparse.Namespace) -> dict[str, float]:
@@ -224,7 +235,7 @@ def run_arm(
 ) -> None:
     """All batch sizes of one arm, into ``found``."""
     for batch_size in options.batch_sizes:
-        one = measure(server, batch_size, options) | measure_device(server, batch_size, arm.pp * arm.tp, options)
+        one = measure(server, batch_size, options) | measure_device(server, batch_size, arm, options)
         one |= {"to_device": round(one["ms_per_round"] / one["device_ms_per_round"], 3)}
         if options.long_prompt:
             one |= measure_long_prompt(server, batch_size, options)
@@ -256,6 +267,7 @@ def main() -> None:
     parser.add_argument("--arms", default="ours,ours_sync,builtin,tp1,tp1_overlap,pp2_nospec")
     parser.add_argument("--batch-sizes", type=lambda s: [int(x) for x in s.split(",")], default=[1, 8, 32])
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=160, help=f"of the long replies; the short ones have {FEW}")
     parser.add_argument(
         "--long-prompt", type=int, default=0, help="also measure TTFT and TPOT with prompts this long"
     )

@@ -1,8 +1,9 @@
 """PP x EAGLE through the plugin on GPUs: CUDA graphs, with overlap and without, against plain EAGLE on one GPU.
 
-On one GPU both stages share it (SGLANG_PP_SPEC_COLOCATED). The GPU kernels take no float32, and in bfloat16 another
-batch shape may flip a tie between two tokens: every reply that differs is judged by the target's own margin there,
-and acceptance is compared over the replies that are the same. All figures are printed.
+Stages that have no GPU of their own all share the first one (SGLANG_PP_SPEC_COLOCATED); three and four stages show
+slot errors that two cannot. The GPU kernels take no float32, and in bfloat16 another batch shape may flip a tie
+between two tokens: every reply that differs is judged by the target's own margin there, and acceptance is compared
+over the replies that are the same. All figures are printed.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from sglang_pp_spec.server import Reply, Server
 #: (``python -m benchmark.rounding``); on questions, where it knows what it says, they are 3 and more.
 FEW_SHOT, FEW_SHOT_TIE = "long_prompts", 2.0
 WORKLOADS_HERE = ("questions", "long_prompts", "staggered", "unequal_mix")
-STAGES = 2
+STAGES = {"chain": 2, "tree": 2, "chain_pp4": 4, "tree_pp3": 3}
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU; with two of them the stages talk through NCCL"
+    not torch.cuda.is_available(), reason="needs a GPU; with one for every stage they talk through NCCL"
 )
 
 
@@ -44,12 +45,12 @@ class Compared:
     ties: list[float]  # per request: up to which margin a difference is one
 
 
-@pytest.fixture(scope="module", params=["chain", "tree"])
+@pytest.fixture(scope="module", params=STAGES)
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     """One server after the other; the plain one is the last, and judges."""
-    spec = CHAIN if request.param == "chain" else TREE
-    colocated = {COLOCATED: "1"} if torch.cuda.device_count() < STAGES else {}
-    plugin = replace(spec, pp=STAGES, mode="plugin", extra_env=colocated)
+    spec, stages = TREE if request.param.startswith("tree") else CHAIN, STAGES[request.param]
+    colocated = {COLOCATED: "1"} if torch.cuda.device_count() < stages else {}
+    plugin = replace(spec, pp=stages, mode="plugin", extra_env=colocated)
     sync = replace(plugin, extra_args=(*plugin.extra_args, "--disable-overlap-schedule"))
     ours = {}
     for mode, arm in (("overlap", plugin), ("sync", sync)):

@@ -2,10 +2,11 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
-from benchmark.device_time import busy_ms, excerpt, read_trace, shared, spans_of
+from benchmark.device_time import busy_ms, excerpt, rank_of, read_trace, round_floor_ms, shared, spans_of
 
 
 def kernel(start_us, length_us, cat="kernel", name="gemm"):
@@ -47,3 +48,24 @@ def test_a_trace_that_is_still_written_is_not_read(tmp_path):
     assert read_trace(path) is None
     path.write_bytes(whole)
     assert read_trace(path) == [kernel(0, 7)]
+
+
+def test_traces_are_ordered_by_stage_and_then_by_rank():
+    names = ["7-TP-1-PP-0", "7-TP-0-PP-1", "7-TP-1-PP-1", "7-TP-0-PP-0", "7-TP-0"]
+    ranks = [rank_of(Path(f"/tmp/PP-9/{name}.trace.json.gz")) for name in names]
+    assert ranks == [(0, 1), (1, 0), (1, 1), (0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("per_gpu", "tp", "busy_slots", "expected_ms"),
+    [
+        ([6.0, 8.0], 1, 1, 14.0),  # one slot: its stages work in turn
+        ([12.0, 16.0], 1, 2, 16.0),  # two slots: the slower stage works all the time
+        ([4.0, 4.0, 20.0, 4.0], 1, 4, 20.0),
+        ([10.0, 10.0, 10.0, 10.0], 1, 2, 20.0),  # too few slots to keep four stages busy
+        ([6.0, 7.0], 2, 1, 7.0),  # one stage of two GPUs
+        ([6.0, 7.0, 9.0, 8.0], 2, 1, 16.0),
+    ],
+)
+def test_no_round_is_shorter_than_its_slowest_stage_nor_than_one_slot_s_way(per_gpu, tp, busy_slots, expected_ms):
+    assert round_floor_ms(per_gpu, tp, busy_slots) == expected_ms

@@ -91,3 +91,12 @@ def test_an_unknown_arm_is_named_before_anything_starts(run, capsys):
     status, arms, measured = run("ours,our")
     assert (status, arms, measured) == (2, None, [])
     assert "unknown arms our;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arm", "busy_slots"),
+    [("ours", [1, 2, 2, 2]), ("ours_one_slot", [1, 1, 1, 2]), ("builtin", [1, 1, 1, 2]), ("tp_all", [1, 1, 1, 1])],
+)
+def test_a_batch_that_comes_at_once_fills_the_slots_as_its_arm_does(arm, busy_slots):
+    of_two_gpus = gpu_round.arms(2, 1)
+    assert [of_two_gpus[arm].busy_slots(size) for size in (1, 8, 32, 64)] == busy_slots
