@@ -15,6 +15,7 @@ by more than two standard errors, or where acceptance length differs by more tha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from .ties import TIE, Difference, differences
 
 STOP = ["Question", "Assistant:", "<|separator|>"]
 ACCEPTANCE_TOLERANCE = 0.01
+MODES: tuple[Mode, ...] = ("plain", "plugin")
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,25 @@ def questions(folder: Path, tokenizer: Any, count: int, shots: int) -> list[Ques
     ]
 
 
-def ask(mode: Mode, asked: Sequence[Question], options: argparse.Namespace) -> list[Reply]:
+def ask_both(asked: Sequence[Question], options: argparse.Namespace) -> dict[Mode, list[Reply]]:
+    """The replies of plain EAGLE and of the plugin; both servers start at once and are asked one after the other."""
+    servers: dict[Mode, Server] = {}
+    with contextlib.ExitStack() as stack:
+        for mode in MODES:
+            log = Path(options.logs) / f"gsm8k_{mode}.log" if options.logs else None
+            servers[mode] = Server(spec_of(mode, options), log_path=log)
+            stack.callback(servers[mode].stop)
+            servers[mode].launch()
+        for server in servers.values():
+            server.wait_until_ready()
+        return {mode: ask(mode, server, asked, options) for mode, server in servers.items()}
+
+
+def ask(mode: Mode, server: Server, asked: Sequence[Question], options: argparse.Namespace) -> list[Reply]:
     """One server's replies."""
-    log = Path(options.logs) / f"gsm8k_{mode}.log" if options.logs else None
     sampling = {"temperature": 0.0, "max_new_tokens": options.new_tokens, "stop": STOP}
     prompts = [question.tokens for question in asked]
-    bar = tqdm(total=len(asked), desc=mode, mininterval=5)
-    with Server(spec_of(mode, options), log_path=log) as server, bar:
+    with tqdm(total=len(asked), desc=mode, mininterval=5) as bar:
         return server.generate(prompts, sampling, concurrency=options.concurrency, on_reply=lambda _: bar.update())
 
 
@@ -118,7 +132,7 @@ def main() -> int:
     options = _parse()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     asked = questions(options.data, tokenizer, options.questions, options.shots)
-    replies = {mode: ask(mode, asked, options) for mode in ("plain", "plugin")}
+    replies = ask_both(asked, options)
     arms = {mode: summary(found, asked, replies["plain"]) for mode, found in replies.items()}
     found = judged(spec_of("nospec", options), asked, replies["plain"], replies["plugin"])
     print(table(["arm", *arms["plain"]], [[mode, *row.values()] for mode, row in arms.items()]))

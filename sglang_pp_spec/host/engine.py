@@ -15,6 +15,7 @@ from ..core.faults import Fault
 from ..core.frame import FrameKind, FramePayload, fill_rows
 from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
+from ..core.poison import poison_free_memory
 from ..core.stage_loop import BatchRow
 from ..core.upload import on_device
 from ..observe.timeline import Timeline
@@ -52,6 +53,8 @@ class SchedulerEngine:
     def take_requests(self) -> None:
         """Requests reach every stage in the turn of the same number."""
         scheduler = self.scheduler
+        if scheduler.settings.poison:
+            self._poison()
         with self.timeline.span("requests"):
             requests = scheduler.ingest_requests()
             if scheduler.pp_group.is_last_rank:
@@ -59,6 +62,12 @@ class SchedulerEngine:
             self._request_sends.append(scheduler._pp_send_pyobj_to_next_stage(requests, async_send=True))
             if len(self._request_sends) > scheduler.pp_loop_size:
                 scheduler._pp_commit_comm_work(self._request_sends.popleft())
+
+    def _poison(self) -> None:
+        """Now the host has let go of turns whose work the device may still have before it."""
+        scheduler = self.scheduler
+        on_gpu = torch.device(scheduler.device).type != "cpu"
+        poison_free_memory(scheduler.device, (scheduler.forward_stream, scheduler.copy_stream) if on_gpu else ())
 
     def schedule(self, slot: int) -> ScheduleBatch | None:
         """The host's own scheduling; nothing while the engine is paused. Reserves KV for the drafts of prompts."""

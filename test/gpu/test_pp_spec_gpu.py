@@ -8,6 +8,7 @@ over the replies that are the same. All figures are printed.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "registered" / "pp"))
-from conftest import CHAIN, TREE
+from conftest import CHAIN, TREE, poisoned
 from workloads import WORKLOADS, accept_length, ask_all, rounds
 
 from benchmark.ties import TIE, Difference, differences
@@ -28,7 +29,13 @@ from sglang_pp_spec.server import Reply, Server
 #: (``python -m benchmark.rounding``); on questions, where it knows what it says, they are 3 and more.
 FEW_SHOT, FEW_SHOT_TIE = "long_prompts", 2.0
 WORKLOADS_HERE = ("questions", "long_prompts", "staggered", "unequal_mix")
-STAGES = {"chain": 2, "tree": 2, "chain_pp4": 4, "tree_pp3": 3}
+PLUGIN_CHAIN, PLUGIN_TREE = replace(CHAIN, mode="plugin"), replace(TREE, mode="plugin")
+CASES = {
+    "chain": replace(PLUGIN_CHAIN, pp=2),
+    "tree": replace(PLUGIN_TREE, pp=2),
+    "chain_pp4": replace(PLUGIN_CHAIN, pp=4),
+    "tree_pp3_poisoned": poisoned(replace(PLUGIN_TREE, pp=3)),
+}
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU; with one for every stage they talk through NCCL"
@@ -45,24 +52,28 @@ class Compared:
     ties: list[float]  # per request: up to which margin a difference is one
 
 
-@pytest.fixture(scope="module", params=STAGES)
+@pytest.fixture(scope="module", params=CASES)
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
-    """One server after the other; the plain one is the last, and judges."""
-    spec, stages = TREE if request.param.startswith("tree") else CHAIN, STAGES[request.param]
-    colocated = {COLOCATED: "1"} if torch.cuda.device_count() < stages else {}
-    plugin = replace(spec, pp=stages, mode="plugin", extra_env=colocated)
-    sync = replace(plugin, extra_args=(*plugin.extra_args, "--disable-overlap-schedule"))
-    ours = {}
-    for mode, arm in (("overlap", plugin), ("sync", sync)):
-        with Server(arm) as server:
-            ours[mode] = all_replies(server)
+    """Two servers with the plugin and a plain one, which judges; they start at once, since starting takes longest."""
+    overlap = CASES[request.param]
+    if torch.cuda.device_count() < overlap.pp:
+        overlap = replace(overlap, extra_env={**overlap.extra_env, COLOCATED: "1"})
+    sync = replace(overlap, extra_args=(*overlap.extra_args, "--disable-overlap-schedule"))
+    plain = replace(overlap, mode="plain", pp=1, extra_env={})
     asked = [(name, ask) for name in WORKLOADS_HERE for ask in WORKLOADS[name]()]
     prompts = [list(ask.prompt.encode()) for _, ask in asked]  # the tiny model's tokens are bytes
     ties = [FEW_SHOT_TIE if name == FEW_SHOT else TIE for name, _ in asked]
-    with Server(spec) as server:
-        plain = all_replies(server)
-        found = {mode: differences(server, prompts, plain, replies) for mode, replies in ours.items()}
-    yield Compared(plain, ours, found, ties)
+    with contextlib.ExitStack() as stack:
+        servers = {mode: Server(spec) for mode, spec in (("overlap", overlap), ("sync", sync), ("plain", plain))}
+        for server in servers.values():
+            stack.callback(server.stop)
+            server.launch()
+        for server in servers.values():
+            server.wait_until_ready()
+        ours = {mode: all_replies(server) for mode, server in servers.items()}
+        expected = ours.pop("plain")
+        found = {mode: differences(servers["plain"], prompts, expected, replies) for mode, replies in ours.items()}
+    yield Compared(expected, ours, found, ties)
 
 
 def all_replies(server: Server) -> list[Reply]:

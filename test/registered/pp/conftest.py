@@ -38,6 +38,11 @@ def paged(spec: ServerSpec) -> ServerSpec:
     return replace(spec, extra_args=(*spec.extra_args, "--page-size", "16"))
 
 
+def poisoned(spec: ServerSpec) -> ServerSpec:
+    """``spec`` with free memory overwritten before every turn: what is read after it was freed shows."""
+    return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_POISON": "1"})
+
+
 def with_overlap(spec: ServerSpec) -> ServerSpec:
     """``spec`` with rounds launched before the frame of the round before is read."""
     return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_OVERLAP": "on"})
@@ -47,12 +52,12 @@ PLUGIN_CHAIN, PLUGIN_TREE = replace(CHAIN, mode="plugin"), replace(TREE, mode="p
 ARMS = {
     "pp2-chain": with_overlap(replace(PLUGIN_CHAIN, pp=2)),
     "tp2-pp2-tree": with_overlap(replace(PLUGIN_TREE, pp=2, tp=2)),
-    "pp3-tree-depth1": with_overlap(depth(replace(PLUGIN_TREE, pp=3), 1)),
+    "pp3-tree-depth1-poisoned": with_overlap(poisoned(depth(replace(PLUGIN_TREE, pp=3), 1))),
     "pp4-chain": with_overlap(replace(PLUGIN_CHAIN, pp=4)),
     "pp2-chain-depth2-page16": with_overlap(paged(depth(replace(PLUGIN_CHAIN, pp=2), 2))),
     "pp2-tree-sync": replace(PLUGIN_TREE, pp=2),
     "pp3-chain-depth2-sync": depth(replace(PLUGIN_CHAIN, pp=3), 2),
-    "pp4-tree-depth1-sync": depth(replace(PLUGIN_TREE, pp=4), 1),
+    "pp4-tree-depth1-sync-poisoned": poisoned(depth(replace(PLUGIN_TREE, pp=4), 1)),
 }
 
 
