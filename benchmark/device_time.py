@@ -13,6 +13,7 @@ from typing import Any
 from sglang_pp_spec.server import Server
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+INVISIBLE_MS = 0.01
 Spans = list[tuple[float, float]]  # (begin, end) in milliseconds, ascending, disjoint
 
 
@@ -68,10 +69,10 @@ def shared(stages: Sequence[Spans]) -> Spans:
     return _union(span for spans in stages for span in spans)
 
 
-def _union(parts: Iterable[tuple[float, float]]) -> Spans:
+def _union(parts: Iterable[tuple[float, float]], gap_ms: float = 0.0) -> Spans:
     spans: Spans = []
     for begin, end in sorted(parts):
-        if spans and begin <= spans[-1][1]:
+        if spans and begin <= spans[-1][1] + gap_ms:
             spans[-1] = spans[-1][0], max(spans[-1][1], end)
         else:
             spans.append((begin, end))
@@ -94,10 +95,17 @@ def busy_ms(spans: Spans) -> float:
 
 
 def excerpt(stages: Sequence[Spans], length_ms: float) -> list[Spans]:
-    """``length_ms`` from the middle of a recording, on a clock that starts there; all stages' traces share one."""
+    """``length_ms`` from the middle of a recording, on a clock that starts there; all stages' traces share one.
+
+    Gaps too short to be seen in a picture (``INVISIBLE_MS``) are closed.
+    """
     begins, ends = [spans[0][0] for spans in stages], [spans[-1][1] for spans in stages]
     start = (max(begins) + min(ends) - length_ms) / 2
     return [
-        [(round(a - start, 4), round(b - start, 4)) for a, b in spans if b > start and a < start + length_ms]
+        [
+            (round(a - start, 4), round(b - start, 4))
+            for a, b in _union(spans, INVISIBLE_MS)
+            if b > start and a < start + length_ms
+        ]
         for spans in stages
     ]

@@ -27,6 +27,8 @@ TITLES = {
     "ours": "sglang_pp_spec, with overlap",
     "ours_sync": "sglang_pp_spec, --disable-overlap-schedule",
     "builtin": "SGLang 0.5.23 built-in",
+    "ours_mps": "sglang_pp_spec, with overlap, MPS",
+    "builtin_mps": "SGLang 0.5.23 built-in, MPS",
 }
 
 

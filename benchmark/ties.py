@@ -13,7 +13,8 @@ from typing import Any
 
 from sglang_pp_spec.server import Reply, Server
 
-TIE = 0.25  # largest difference in log probability that counts as a tie
+TIE = 0.25  # largest difference in log probability that counts as a tie: a step of bfloat16 between 32 and 64
+_FLOAT32 = 1e-4  # log probabilities are float32: two logits one step apart were 0.25000006 apart
 _LOOKED_AT = 20  # most likely tokens the judge reports
 
 
@@ -29,7 +30,7 @@ class Difference:
 
     def is_tie(self, tie: float = TIE) -> bool:
         """Whether rounding may have decided between the two tokens."""
-        return self.margin is not None and abs(self.margin) <= tie
+        return self.margin is not None and abs(self.margin) <= tie + _FLOAT32
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:

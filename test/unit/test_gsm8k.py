@@ -24,9 +24,15 @@ def test_the_margin_is_plain_s_token_over_the_other_and_unknown_for_a_token_the_
     assert margin(TOP, 11, None) is None
 
 
+def test_one_step_of_bfloat16_is_a_tie_though_float32_rounds_it_up():
+    """GSM8K on a GPU failed with a margin of 0.25000006."""
+    assert Difference(37, 17, 35, 7791, margin=-0.2500000596046448).is_tie(0.25)
+
+
 def test_a_reply_that_ends_early_or_goes_on_alone_is_no_tie():
     assert Difference(0, 3, 11, 12, margin=-0.2).is_tie(0.25)
     assert not Difference(0, 3, 11, 13, margin=3.3).is_tie(0.25)
+    assert not Difference(0, 3, 11, 13, margin=0.28).is_tie(0.25)
     assert not Difference(0, 3, 11, None, margin=None).is_tie(0.25)
 
 

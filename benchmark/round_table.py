@@ -1,0 +1,52 @@
+"""The results of benchmark.gpu_round as Markdown tables: an arm a row, a batch size a column.
+
+python -m benchmark.round_table benchmark/results/gpu_round_1gpu_round.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Arms = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print what a result holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path, help="JSON of benchmark.gpu_round")
+    print("\n\n".join(tables(json.loads(parser.parse_args(argv).result.read_text())["arms"])))
+
+
+def tables(arms: Arms) -> list[str]:
+    """Rounds, and prompts of ``--long-prompt`` tokens if they were measured."""
+    found = [markdown(arms, "ms a round (of device time)", _round)]
+    if any("tpot_ms" in one for sizes in arms.values() for one in sizes.values()):
+        found.append(markdown(arms, "TTFT ms / TPOT ms / tokens per s", _long_prompt))
+    return found
+
+
+def markdown(arms: Arms, what: str, cell: Callable[[Mapping[str, Any]], str]) -> str:
+    """One table; ``-`` where an arm has no such batch size."""
+    sizes = sorted({size for one in arms.values() for size in one}, key=int)
+    rows = [[f"`{name}`", *(cell(one[size]) if size in one else "-" for size in sizes)] for name, one in arms.items()]
+    header = [what, *(f"bs {size}" for size in sizes)]
+    lines = [header, ["---", *["---:"] * len(sizes)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _round(one: Mapping[str, Any]) -> str:
+    return f"{one['ms_per_round']:.1f} ({one['to_device']:.2f} x)"
+
+
+def _long_prompt(one: Mapping[str, Any]) -> str:
+    if "tpot_ms" not in one:
+        return "-"
+    return f"{one['ttft_ms']:.0f} / {one['tpot_ms']:.1f} / {one['tokens_per_s']:.0f}"
+
+
+if __name__ == "__main__":
+    main()

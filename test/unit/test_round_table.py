@@ -1,0 +1,22 @@
+"""Tables of GPU rounds say what the result says, and nothing where it is silent."""
+
+from benchmark.round_table import tables
+
+ROUND = {"ms_per_round": 10.539, "to_device": 1.072}
+
+
+def test_a_batch_size_that_an_arm_lacks_is_a_dash_and_sizes_are_in_order():
+    arms = {"ours": {"32": ROUND, "8": ROUND}, "builtin": {"8": ROUND | {"ms_per_round": 22.17, "to_device": 2.25}}}
+    (table,) = tables(arms)
+    assert table.splitlines() == [
+        "| ms a round (of device time) | bs 8 | bs 32 |",
+        "| --- | ---: | ---: |",
+        "| `ours` | 10.5 (1.07 x) | 10.5 (1.07 x) |",
+        "| `builtin` | 22.2 (2.25 x) | - |",
+    ]
+
+
+def test_long_prompts_have_a_table_of_their_own_where_they_were_measured():
+    long = {"ttft_ms": 662.0, "tpot_ms": 36.612, "tokens_per_s": 192.8}
+    _, table = tables({"ours": {"8": ROUND | long}, "tp1": {"8": ROUND}})
+    assert table.splitlines()[2:] == ["| `ours` | 662 / 36.6 / 193 |", "| `tp1` | - |"]
