@@ -23,7 +23,7 @@ from pathlib import Path
 from sglang_pp_spec.core.checkpoint import PreflightFailure, check_checkpoints
 from sglang_pp_spec.core.settings import ENABLE, Settings
 from sglang_pp_spec.cpu_engine.environment import cpu_environment
-from sglang_pp_spec.server import (
+from sglang_pp_spec.server.spec import (
     COLOCATED_PLUGIN_NAME,
     CPU_PLUGIN_NAME,
     PLUGIN_NAME,

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sglang_pp_spec import server
 from sglang_pp_spec.server import Reply, ServerSpec, has_gpu, is_given, uses_cpu_engine
+from sglang_pp_spec.server import spec as server
 
 
 @pytest.fixture
