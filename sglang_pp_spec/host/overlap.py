@@ -76,5 +76,5 @@ def _reason_against(scheduler) -> str | None:
         backends = list(scheduler.draft_worker.spec_v2_attn_backends)
     if decide_needs_cpu_seq_lens(backends):
         names = sorted({type(backend).__name__ for backend in backends})
-        return f"{', '.join(names)} plans from host lengths"
+        return f"{', '.join(names)} plans from host lengths; --attention-backend triton does not"
     return None

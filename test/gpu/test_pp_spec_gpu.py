@@ -18,7 +18,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "registered" / "pp"))
-from conftest import CHAIN, TREE, poisoned
+from conftest import CHAIN, TREE, poisoned, without_overlap
 from workloads import WORKLOADS, accept_length, ask_all, rounds
 
 from benchmark.ties import TIE, Difference, differences
@@ -58,7 +58,7 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     overlap = CASES[request.param]
     if torch.cuda.device_count() < overlap.pp:
         overlap = replace(overlap, extra_env={**overlap.extra_env, COLOCATED: "1"})
-    sync = replace(overlap, extra_args=(*overlap.extra_args, "--disable-overlap-schedule"))
+    sync = without_overlap(overlap)
     plain = replace(overlap, mode="plain", pp=1, extra_env={})
     asked = [(name, ask) for name in WORKLOADS_HERE for ask in WORKLOADS[name]()]
     prompts = [list(ask.prompt.encode()) for _, ask in asked]  # the tiny model's tokens are bytes

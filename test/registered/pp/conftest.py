@@ -48,6 +48,11 @@ def with_overlap(spec: ServerSpec) -> ServerSpec:
     return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_OVERLAP": "on"})
 
 
+def without_overlap(spec: ServerSpec) -> ServerSpec:
+    """``spec`` with rounds launched after the frame of the round before is read; on a GPU that is not the default."""
+    return replace(spec, extra_args=(*spec.extra_args, "--disable-overlap-schedule"))
+
+
 PLUGIN_CHAIN, PLUGIN_TREE = replace(CHAIN, mode="plugin"), replace(TREE, mode="plugin")
 ARMS = {
     "pp2-chain": with_overlap(replace(PLUGIN_CHAIN, pp=2)),
@@ -55,9 +60,9 @@ ARMS = {
     "pp3-tree-depth1-poisoned": with_overlap(poisoned(depth(replace(PLUGIN_TREE, pp=3), 1))),
     "pp4-chain": with_overlap(replace(PLUGIN_CHAIN, pp=4)),
     "pp2-chain-depth2-page16": with_overlap(paged(depth(replace(PLUGIN_CHAIN, pp=2), 2))),
-    "pp2-tree-sync": replace(PLUGIN_TREE, pp=2),
-    "pp3-chain-depth2-sync": depth(replace(PLUGIN_CHAIN, pp=3), 2),
-    "pp4-tree-depth1-sync-poisoned": poisoned(depth(replace(PLUGIN_TREE, pp=4), 1)),
+    "pp2-tree-sync": without_overlap(replace(PLUGIN_TREE, pp=2)),
+    "pp3-chain-depth2-sync": without_overlap(depth(replace(PLUGIN_CHAIN, pp=3), 2)),
+    "pp4-tree-depth1-sync-poisoned": without_overlap(poisoned(depth(replace(PLUGIN_TREE, pp=4), 1))),
 }
 
 

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from conftest import CHAIN, with_overlap
+import torch
+from conftest import CHAIN, with_overlap, without_overlap
 from workloads import Ask, ask_all, ask_with_aborts, few_shot
 
 from sglang_pp_spec.server import Reply, Server, ServerError
@@ -26,7 +27,9 @@ both_modes = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "
 def server_of(pp: int, overlap: bool, *arguments: str, **env: str) -> Server:
     """A plugin server with ``env`` set."""
     spec = replace(CHAIN, pp=pp, mode="plugin", extra_args=(*CHAIN.extra_args, *arguments), extra_env=env)
-    return Server(with_overlap(spec) if overlap else spec)
+    if not spec.on_cpu and torch.cuda.device_count() < pp:
+        pytest.skip(f"needs {pp} GPUs")
+    return Server(with_overlap(spec) if overlap else without_overlap(spec))
 
 
 def faulty(fault: str, pp: int, overlap: bool, **env: str) -> Server:
