@@ -83,6 +83,9 @@ ABORT_WITH_TP = (
     "refuses its frame cannot tell the others in time; leave it at stop"
 )
 
+RECURRENT = "the target has recurrent layers (Mamba, linear attention), whose state does not travel in frames"
+COMPRESSED = "DeepSeek-V4's compressed KV takes rejected drafts back on the last stage only"
+
 
 def check_arguments(args: Any, settings: Settings | None = None) -> None:
     """Raise ``UnsupportedCombination`` naming the reason if ``args`` ask for PP x spec in a way we refuse."""
@@ -96,6 +99,21 @@ def check_arguments(args: Any, settings: Settings | None = None) -> None:
         reasons.append(ABORT_WITH_TP)
     if reasons:
         raise UnsupportedCombination("sglang_pp_spec refuses: " + "; ".join(reasons))
+
+
+def check_target(model_config: Any) -> None:
+    """Raise ``UnsupportedCombination`` for a target that keeps more of a request than attention's KV.
+
+    SGLang moves such state to the accepted path inside verify, which runs on the last stage. Earlier stages would go
+    on from a wrong state, and only the text would show it. The built-in relays what they need; frames do not, yet.
+    """
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.configs.model_config import is_deepseek_v4
+
+    if mambaish_config(model_config) is not None:
+        raise UnsupportedCombination(f"sglang_pp_spec refuses: {RECURRENT}")
+    if is_deepseek_v4(model_config.hf_config):
+        raise UnsupportedCombination(f"sglang_pp_spec refuses: {COMPRESSED}")
 
 
 def check_before_host(cfg: Any, *, settings: Settings) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
-from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req, ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.spec_utils import move_accept_tokens_to_target_kvcache
 
@@ -15,7 +16,7 @@ from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
 from ..core.tree_rows import TreeRows
 from ..core.upload import index_tensor
-from .extras import attach_extras
+from .extras import attach_extras, wants_extras
 from .relay_input import PPSpecRelayInput
 from .turn import StageTurn, record_of
 
@@ -86,7 +87,9 @@ class SchedulerState:
         """Hand tokens and counts of the owned rows to SGLang's result processor."""
         record, verify = record_of(turn), turn.launch.header.kind is FrameKind.VERIFY
         target, tokens, num_accepted = record.snapshot, rows.tokens, rows.num_accepted
-        if len(owned) < len(record.reqs):
+        if len(owned) < len(record.reqs) and wants_extras(target):
+            target = with_others_over(target, owned)  # logprobs go by place
+        elif len(owned) < len(record.reqs):
             keep = list(owned)
             target, tokens, num_accepted = narrowed(target, keep), tokens[keep], num_accepted[keep]
         result = GenerationBatchResult(
@@ -97,7 +100,7 @@ class SchedulerState:
             can_run_cuda_graph=record.result.can_run_cuda_graph,
             fpm_timing=record.result.fpm_timing,
         )
-        attach_extras(self.scheduler, record, result)
+        attach_extras(self.scheduler, record, result, owned)
         self.scheduler.process_batch_result(target, result)
 
 
@@ -109,3 +112,18 @@ def narrowed(snapshot: ScheduleBatch, keep: list[int]) -> ScheduleBatch:
     if snapshot.forward_mode.is_extend():  # else left over from the prefill the batch began as
         smaller.extend_lens = [snapshot.extend_lens[i] for i in keep]
     return smaller
+
+
+def with_others_over(snapshot: ScheduleBatch, owned: Sequence[int]) -> ScheduleBatch:
+    """A copy of a result snapshot in which rows that are not ``owned`` are over, each at its place."""
+    known = set(owned)
+    same_places = snapshot.copy()
+    same_places.reqs = [req if row in known else _over(req) for row, req in enumerate(snapshot.reqs)]
+    return same_places
+
+
+def _over(req: Req) -> Req:
+    """``req`` as one that has ended and was answered, which SGLang passes over; the request itself is left alone."""
+    over = copy.copy(req)
+    over.finished_reason, over.finished_output, over.inflight_middle_chunks = FINISH_ABORT(), True, 0
+    return over

@@ -43,6 +43,7 @@ class SchedulerEngine:
         fault = Fault.parse(scheduler.settings.fault) if scheduler.settings.fault else None
         self._fault = fault if fault and fault.kind == "diverge" and scheduler.pp_group.is_first_rank else None
         self._num_scheduled = 0
+        self._on_gpu = torch.device(scheduler.device).type != "cpu"
 
     def enter(self, slot: int) -> None:
         """SGLang's loops keep the batch of the current turn on the scheduler; requests are handled against it."""
@@ -66,18 +67,18 @@ class SchedulerEngine:
     def _poison(self) -> None:
         """Now the host has let go of turns whose work the device may still have before it."""
         scheduler = self.scheduler
-        on_gpu = torch.device(scheduler.device).type != "cpu"
-        poison_free_memory(scheduler.device, (scheduler.forward_stream, scheduler.copy_stream) if on_gpu else ())
+        streams = (scheduler.forward_stream, scheduler.copy_stream) if self._on_gpu else ()
+        poison_free_memory(scheduler.device, streams)
 
     def schedule(self, slot: int) -> ScheduleBatch | None:
         """The host's own scheduling; nothing while the engine is paused. Reserves KV for the drafts of prompts."""
         scheduler = self.scheduler
         self.enter(slot)
-        self._scheduled = scheduler.mbs[slot] = None
+        self._scheduled = scheduler.mbs[slot] = scheduler.cur_batch_for_debug = None
         if scheduler._engine_paused:
             return None
         with self.timeline.span("schedule"):
-            scheduler.open_slot(scheduler.running_batch)
+            scheduler.slot_share.begin_turn(slot, scheduler.running_batch)
             plan = scheduler.get_next_batch_to_run(
                 running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
             )
@@ -119,7 +120,6 @@ class SchedulerEngine:
         """The host's ``run_batch`` on the forward stream; it rebuilds the trees through our scheduler's override."""
         scheduler, batch, header = self.scheduler, turn.batch, turn.launch.header
         record = turn.forward = ForwardRecord.before(batch)
-        record.proxy = proxy
         scheduler.launching = turn
         outcome = None
         with self.timeline.span(header.kind.name.lower(), header.step), scheduler.forward_stream_ctx:
@@ -130,17 +130,28 @@ class SchedulerEngine:
             if scheduler.pp_group.is_last_rank:
                 outcome = frame_payload(turn, result, self.layout.shape)
                 record.extras = collect_extras(batch, result)
+                result.logits_output = None  # a prefill's holds the hidden states of all its tokens
             launched = scheduler.device_module.Event()
             launched.record(scheduler.device_module.current_stream())
         record.after(batch, result, launched)
-        scheduler.launch_event = launched
+        self._let_go(proxy)
+        if self.needs_account(batch) and self._on_gpu:
+            # The step before was accounted for already, so its ended requests' KV rows may be given away before this
+            # step has read them: what the schedule stream writes comes behind this step.
+            launched.wait()
         if record.extras is not None:
             record.sends.append(send_extras(scheduler, record.extras))
         return outcome
 
+    def _let_go(self, proxy: object) -> None:
+        """A chunk's hidden states are large: their memory is free behind the forward, not when the turn ends."""
+        if proxy is not None and self._on_gpu:
+            for tensor in proxy.tensors.values():
+                tensor.record_stream(self.scheduler.forward_stream)
+
     def fill_frame(self, started: Tensor, payload: FramePayload) -> Tensor:
         """Filled on the forward stream: elsewhere the rows would be read before the forward has written them."""
-        if torch.device(self.scheduler.device).type == "cpu":
+        if not self._on_gpu:
             fill_rows(started, self.layout, payload)
             return started
         with self.scheduler.forward_stream_ctx:
@@ -171,7 +182,7 @@ class SchedulerEngine:
         self.scheduler.last_mbs[header.slot] = self.scheduler.mbs[header.slot]
 
     def account(self, turn: StageTurn) -> list[bool]:
-        """Tokens to their requests; the step's sends are over, since its frame is here."""
+        """Tokens to their requests; then the step's sends: hidden states have arrived, extras soon will have."""
         record = record_of(turn)
         self._wait_for_newest(turn)
         with self.timeline.span("account", turn.launch.header.step):
@@ -189,7 +200,7 @@ class SchedulerEngine:
         if newest is None or newest is turn or newest.forward is None:
             return
         launched = record_of(newest).launched
-        if launched is not None and torch.device(self.scheduler.device).type != "cpu":
+        if launched is not None and self._on_gpu:
             launched.wait()
 
     def refused(self, turn: StageTurn, rows: Sequence[int], reason: FrameRefused) -> bool:
@@ -197,6 +208,9 @@ class SchedulerEngine:
         return order_aborts(self.scheduler, turn, rows, reason)
 
     def idle(self) -> None:
-        """SGLang's idle work: leak checks, metrics, sleep."""
+        """SGLang's idle work: leak checks, metrics, sleep. Paused is not idle: requests keep their places."""
+        if self.scheduler._engine_paused:
+            self.scheduler._record_scheduler_state_for_paused_engine()
+            return
         self.scheduler._sched_idled = True
         self.scheduler.on_idle()

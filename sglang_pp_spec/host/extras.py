@@ -6,8 +6,10 @@ pickles them once and sends them over the host's CPU group, in the order of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.utils import (
     GenerationBatchResult,
     get_logprob_dict_from_result,
@@ -38,8 +40,12 @@ def send_extras(scheduler, extras: dict) -> list:
     ]
 
 
-def attach_extras(scheduler, record: ForwardRecord, result: GenerationBatchResult) -> None:
-    """At apply: put the step's logprobs on ``result``, received first where the last stage is somebody else."""
+def attach_extras(scheduler, record: ForwardRecord, result: GenerationBatchResult, owned: Sequence[int]) -> None:
+    """At apply: put the step's logprobs on ``result``, received first where the last stage is somebody else.
+
+    They are those of all launched rows. SGLang reads them by a row's place, and those of prompts one after the other,
+    passing over rows that are over: what rows other than ``owned`` have there is left out.
+    """
     result.extend_input_len_per_req = record.result.extend_input_len_per_req
     result.extend_logprob_start_len_per_req = record.result.extend_logprob_start_len_per_req
     if not wants_extras(record.snapshot):
@@ -54,6 +60,19 @@ def attach_extras(scheduler, record: ForwardRecord, result: GenerationBatchResul
         result.extend_input_len_per_req,
         result.extend_logprob_start_len_per_req,
     ) = get_logprob_from_pp_outputs(PPProxyTensors(extras))
+    if result.logits_output.input_token_logprobs is not None and len(owned) < len(record.reqs):
+        of_owned = _prompt_tokens_of(scheduler, record.reqs, result, owned)
+        result.logits_output.input_token_logprobs = result.logits_output.input_token_logprobs[of_owned]
+
+
+def _prompt_tokens_of(scheduler, reqs: Sequence[Req], result: GenerationBatchResult, owned: Sequence[int]):
+    """Which of a prefill's input logprobs belong to the ``owned`` rows; [tokens] bool."""
+    count = scheduler.batch_result_processor.logprob_result_processor.calculate_num_input_logprobs
+    lengths, starts = result.extend_input_len_per_req, result.extend_logprob_start_len_per_req
+    counts = [count(req, length, start) for req, length, start in zip(reqs, lengths, starts, strict=True)]
+    is_owned = torch.zeros(len(reqs), dtype=torch.bool)
+    is_owned[list(owned)] = True
+    return is_owned.repeat_interleave(torch.tensor(counts))
 
 
 def _to_host(value):

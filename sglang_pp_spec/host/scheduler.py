@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
@@ -11,15 +12,17 @@ from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.utils import DynamicGradMode
 
-from ..core.errors import PPSpecError
+from ..core.errors import PPSpecError, UnsupportedCombination
 from ..core.placement import Action, Placement, decide
 from ..core.settings import Settings
 from ..core.stage_loop import StageLoop
 from ..observe.timeline import Timeline
+from .arguments import check_target
 from .engine import SchedulerEngine
 from .overlap import agree_on_overlap
 from .refused import MARK, end_refused
 from .shape import frame_layout, tree_shape
+from .slot_share import SlotShare
 from .tail_draft import TailDraftWorker
 from .transport import FrameTransport
 from .turn import StageTurn, record_of
@@ -48,6 +51,15 @@ class PPSpecScheduler(Scheduler):
     def runs_pp_spec(self) -> bool:
         return get_parallel().pp_size > 1 and not self.spec_algorithm.is_none()
 
+    def init_model_config(self) -> None:
+        """Refuse targets that frames carry too little for, before their weights are loaded."""
+        super().init_model_config()
+        if get_parallel().pp_size > 1 and self.server_args.speculative_algorithm is not None:
+            try:
+                check_target(self.model_config)
+            except UnsupportedCombination as refused:
+                raise SystemExit(str(refused)) from refused
+
     def maybe_init_draft_worker(self) -> None:
         """Build the drafter on the last stage only; it sees a pipeline of size 1."""
         if not self.runs_pp_spec:
@@ -73,6 +85,12 @@ class PPSpecScheduler(Scheduler):
             (self.draft_worker.preloaded_weights_bytes if self.draft_worker else 0) / 2**20,
         )
 
+    def init_batch_result_processor(self) -> None:
+        """Rows of requests that have ended are passed over, as under SGLang's own overlap: our rounds have them."""
+        super().init_batch_result_processor()
+        if self.runs_pp_spec:
+            self.batch_result_processor = replace(self.batch_result_processor, enable_overlap=True)
+
     @DynamicGradMode()
     def event_loop_pp(self) -> None:
         """Our loop instead of the host's."""
@@ -91,6 +109,7 @@ class PPSpecScheduler(Scheduler):
     def _open_stage_loop(self) -> StageLoop[ScheduleBatch]:
         self.init_pp_loop_state()
         self.refused_requests: dict[str, Req] = {}
+        self.slot_share = SlotShare(self)
         stage, num_stages = self.pp_group.rank_in_group, self.pp_group.world_size
         layout = frame_layout(capacity=self.req_to_token_pool.size)
         is_first_rank = get_parallel().tp_rank == 0  # one file per stage, whatever its tensor-parallel size
@@ -137,11 +156,9 @@ class PPSpecScheduler(Scheduler):
         )
 
     def get_num_allocatable_reqs(self, running_bs: int, *args, **kwargs) -> int:
-        """Leave requests for the other slots: one slot that takes all of them leaves the other stages idle."""
+        """Leave requests for the other slots; see ``host/slot_share.py``."""
         allowed = super().get_num_allocatable_reqs(running_bs, *args, **kwargs)
-        if self.stage_loop is None:
-            return allowed
-        return min(allowed, self._fair_share() - running_bs)
+        return allowed if self.stage_loop is None else self.slot_share.allocatable(allowed, running_bs)
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         """A prompt whose last chunk would overfill this slot waits for the turn of one that has room.
@@ -149,32 +166,19 @@ class PPSpecScheduler(Scheduler):
         A request decodes in the slot that its last chunk ran in, and the host lets a continuing chunk into any slot:
         with prompts of as many chunks as there are slots, all of them would decode in one.
         """
-        if self.stage_loop is not None and self._would_overfill(running_batch):
+        if self.stage_loop is not None and self.slot_share.would_overfill(running_batch):
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
         return super().get_new_batch_prefill(running_batch)
 
-    def _would_overfill(self, running_batch: ScheduleBatch) -> bool:
-        # Never true of all slots at once: ``_fair_share`` counts the chunked request, which is in none of them.
-        req = self.chunked_req
-        if req is None or req.seqlen - req.prefix_len > self.chunked_prefill_size:
-            return False
-        return len(running_batch.reqs) >= min(self._fair_share(), get_parallel().pp_max_micro_batch_size)
+    def _pp_microbatches_drained(self) -> bool:
+        """A request whose prefill was applied is in its slot's last batch alone until the slot schedules again."""
+        drained = super()._pp_microbatches_drained()
+        return drained and (self.stage_loop is None or not any(_has_live(batch) for batch in self.last_mbs))
 
-    def open_slot(self, running_batch: ScheduleBatch) -> None:
-        """A slot that was full by its share is open again once the share has grown."""
-        if self.waiting_queue and len(running_batch.reqs) < self._fair_share():
-            running_batch.batch_is_full = False
-
-    def _fair_share(self) -> int:
-        """Requests per slot if all that run or wait were spread over as many slots as there are stages.
-
-        SGLANG_PP_SPEC_SLOT_FILL may ask for fuller slots: where a step costs much the same for few rows as for many
-        (reading the weights, or the host's work), two half-full slots take longer than a full one.
-        """
-        # A prefill in flight is in ``mbs`` alone; one whose frame was just applied, in ``last_mbs``.
-        batches = (*self.running_mbs, *self.mbs, *self.last_mbs)
-        live = {req for batch in batches if batch is not None for req in batch.reqs if not req.finished()}
-        return max(self.settings.slot_fill, -(-(len(live) + len(self.waiting_queue)) // self.pp_group.world_size))
+    def _collect_inflight_batches(self) -> list[ScheduleBatch | None]:
+        """There too a request can be aborted."""
+        batches = super()._collect_inflight_batches()
+        return batches if self.stage_loop is None else [*batches, *self.last_mbs]
 
     def _reqs_finishing_inflight(self, batch: ScheduleBatch) -> list[Req]:
         """With overlap: requests whose unread frame holds their last token by length need no further round."""
@@ -207,3 +211,8 @@ class PPSpecScheduler(Scheduler):
                     batch.reqs = [req for req in batch.reqs if req.kv.holds_kv]
             super().pause_generation(recv_req)
             self.running_mbs[slot], self.last_mbs[slot], self.mbs[slot] = self.running_batch, None, None
+
+
+def _has_live(batch: ScheduleBatch | None) -> bool:
+    """Whether a request of ``batch`` still holds its place: neither finished nor back in the queue."""
+    return batch is not None and any(not req.finished() and not req.is_retracted for req in batch.reqs)

@@ -33,6 +33,13 @@ _SCHEDULER = "managers.scheduler.Scheduler."
 SYMBOLS = (
     _row("managers.scheduler.Scheduler", "class", "server_args port_args", "replaced by our subclass"),
     _row(_SCHEDULER + "event_loop_pp", "override", "self", "our loop"),
+    _row(_SCHEDULER + "init_model_config", "override", "self", "targets that are refused"),
+    _row("configs.hybrid_arch.mambaish_config", "call", "model_config", "targets that are refused"),
+    _row("configs.model_config.is_deepseek_v4", "call", "config", "targets that are refused"),
+    _row(_SCHEDULER + "init_batch_result_processor", "override", "self", "rows of requests that have ended"),
+    _row(_SCHEDULER + "_pp_microbatches_drained", "override", "self", "requests between prefill and decode"),
+    _row(_SCHEDULER + "_collect_inflight_batches", "override", "self", "requests between prefill and decode"),
+    _row(_SCHEDULER + "_record_scheduler_state_for_paused_engine", "call", "self", "idle work while paused"),
     _row(_SCHEDULER + "maybe_init_draft_worker", "override", "self", "drafter on the last stage"),
     _row(_SCHEDULER + "get_num_allocatable_reqs", "override", "self running_bs", "requests spread over slots"),
     _row(_SCHEDULER + "get_new_batch_prefill", "override", "self running_batch", "last chunks spread over slots"),

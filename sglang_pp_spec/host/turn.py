@@ -22,7 +22,6 @@ class ForwardRecord:
     snapshot: ScheduleBatch  # ``ScheduleBatch.copy()`` right after the forward was launched
     result: GenerationBatchResult
     launched: object  # event at the end of the forward
-    proxy: object = None  # received hidden states: their memory must not be reused before the forward read them
     extras: dict | None = None  # logprobs, on the last stage
     sends: list[list] = field(default_factory=list)  # sends in progress, waited for when the turn ends
 

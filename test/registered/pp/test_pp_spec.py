@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,9 @@ from workloads import (
     ask_all,
     ask_with_aborts,
     assert_same,
+    assert_same_logprobs,
     few_shot,
+    logprobs,
     long_prompts,
     questions,
     staggered,
@@ -79,6 +82,14 @@ class TestPPSpecConsistency:
         assert re.fullmatch(r" [A-Z][a-z]+ has [0-9]{1,3}\.", replies[0].text)
         assert_same(replies, arm.reference["constrained"])
 
+    def test_log_probabilities_belong_to_the_request_that_asked_for_them(self, arm: Arm) -> None:
+        """With overlap a round has a surplus row of a request that has just ended: rows behind it got its values."""
+        replies, plain = ask_all(arm.server, logprobs()), arm.reference["logprobs"]
+        assert any(reply.meta.get("output_top_logprobs") for reply in plain)
+        assert any(len(reply.meta.get("input_token_logprobs") or ()) > 20 for reply in plain)
+        assert_same(replies, plain)
+        assert_same_logprobs(replies, plain)
+
     def test_a_cut_off_request_pauses_and_resumes_without_losing_or_repeating_a_token(self, arm: Arm) -> None:
         """Retract on pause used to reach one slot only, and a chunk still in flight came back to a new life."""
         asks = [Ask(few_shot(5, seed=seed), max_new_tokens=48, ignore_eos=True) for seed in range(6)]
@@ -86,6 +97,19 @@ class TestPPSpecConsistency:
         arm.server.flush_cache(timeout_s=10)
         disturbed = _ask_while_pausing(arm.server, asks)
         assert [r.token_ids for r in disturbed] == [r.token_ids for r in undisturbed]
+
+    def test_a_pause_in_place_just_after_a_prefill_loses_nothing(self, arm: Arm) -> None:
+        """Between its prefill and its first round a stage looked idle, and its leak check ended the server."""
+        ask = questions(1)[0]
+        for delay_ms in range(0, 120, 6):
+            with ThreadPoolExecutor(1) as pool:
+                reply = pool.submit(ask_all, arm.server, [ask])
+                time.sleep(delay_ms / 1000)
+                arm.server.pause_generation("in_place")
+                time.sleep(0.1)
+                arm.server.continue_generation()
+                assert_same(reply.result(timeout=60), arm.reference["questions"][:1])
+            arm.server.flush_cache(timeout_s=10)
 
     def test_stage_0_launches_a_round_before_it_reads_the_one_before_or_after_without_overlap(self, arm: Arm) -> None:
         """Its own questions only: a pause reads the frames of every slot at once, whatever is launched next."""

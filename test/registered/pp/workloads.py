@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from sglang_pp_spec.server import Reply, Server
 from sglang_pp_spec.tiny import problems
 
@@ -71,12 +73,20 @@ def constrained() -> list[Ask]:
     ]
 
 
+def logprobs() -> list[Ask]:
+    """Log probabilities, of the prompt too for some, beside requests without; they end by themselves, one by one."""
+    asked = problems.held_out(12, seed=8)
+    fields = [{}, {"return_logprob": True, "top_logprobs_num": 2}, {"return_logprob": True, "logprob_start_len": 0}]
+    return [Ask(problems.prompt(p.question), fields=fields[i % 3]) for i, p in enumerate(asked)]
+
+
 WORKLOADS = {
     "questions": questions,
     "long_prompts": long_prompts,
     "staggered": staggered,
     "unequal_mix": unequal_mix,
     "constrained": constrained,
+    "logprobs": logprobs,
 }
 
 
@@ -136,6 +146,20 @@ def rounds(replies: Sequence[Reply]) -> int:
 def accept_length(replies: Sequence[Reply]) -> float:
     """Tokens per verify round over all replies; the first token of a reply comes from prefill."""
     return sum(reply.completion_tokens for reply in replies) / max(1, rounds(replies))
+
+
+def assert_same_logprobs(replies: Sequence[Reply], reference: Sequence[Reply]) -> None:
+    """Every log probability of prompt and reply, and of the likeliest tokens, as in ``reference``."""
+    for reply, plain in zip(replies, reference, strict=True):
+        for kind in ("input_token_logprobs", "output_token_logprobs"):
+            assert _flat(reply.meta.get(kind)) == pytest.approx(_flat(plain.meta.get(kind)), abs=1e-3), kind
+        ours, theirs = (r.meta.get("output_top_logprobs") or [] for r in (reply, plain))
+        assert [_flat(one) for one in ours] == [pytest.approx(_flat(one), abs=1e-3) for one in theirs]
+
+
+def _flat(entries: Sequence[Sequence[Any]] | None) -> list[float]:
+    """Values and token ids of (log probability or None, token id, text) entries."""
+    return [number for value, token, *_ in entries or () for number in (value or 0.0, token)]
 
 
 def assert_same(replies: Sequence[Reply], reference: Sequence[Reply]) -> None:
