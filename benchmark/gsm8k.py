@@ -15,7 +15,6 @@ by more than two standard errors, or where acceptance length differs by more tha
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import sys
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from sglang_pp_spec.core.settings import COLOCATED
-from sglang_pp_spec.server import Mode, Reply, Server, ServerSpec
+from sglang_pp_spec.server import Mode, Reply, Server, ServerSpec, started_together
 
 from .arms import GPU_ARGS
 from .report import emit, provenance, table
@@ -63,16 +62,13 @@ def questions(folder: Path, tokenizer: Any, count: int, shots: int) -> list[Ques
 
 def ask_both(asked: Sequence[Question], options: argparse.Namespace) -> dict[Mode, list[Reply]]:
     """The replies of plain EAGLE and of the plugin; both servers start at once and are asked one after the other."""
-    servers: dict[Mode, Server] = {}
-    with contextlib.ExitStack() as stack:
-        for mode in MODES:
-            log = Path(options.logs) / f"gsm8k_{mode}.log" if options.logs else None
-            servers[mode] = Server(spec_of(mode, options), log_path=log)
-            stack.callback(servers[mode].stop)
-            servers[mode].launch()
-        for server in servers.values():
-            server.wait_until_ready()
+    servers = {mode: Server(spec_of(mode, options), log_path=_log(mode, options)) for mode in MODES}
+    with started_together(*servers.values()):
         return {mode: ask(mode, server, asked, options) for mode, server in servers.items()}
+
+
+def _log(mode: Mode, options: argparse.Namespace) -> Path | None:
+    return Path(options.logs) / f"gsm8k_{mode}.log" if options.logs else None
 
 
 def ask(mode: Mode, server: Server, asked: Sequence[Question], options: argparse.Namespace) -> list[Reply]:

@@ -18,10 +18,10 @@
 #
 # target and gsm8k need `pip install -e .[models]`, head and gsm8k need GSM8K.
 #
-# Without arguments: all but target and head, in this order, and gsm8k only if GSM8K is set. PYTHON names the interpreter (default: scripts/setup.sh's),
-# MODEL a folder with target/ and draft/ for round_small (default: random weights, 24 layers x 2048), GSM8K the folder of
-# train.jsonl and test.jsonl, SMOLLM where target and head write (default: a folder under TMPDIR), HEAD the head that
-# gsm8k drafts with (default: the shipped one), LOGS a folder for server logs.
+# Without arguments: all but target and head, in this order, and gsm8k only if GSM8K is set. PYTHON names the
+# interpreter (default: scripts/setup.sh's), MODEL a folder with target/ and draft/ for round_small (default: random
+# weights, 24 layers x 2048), GSM8K the folder of train.jsonl and test.jsonl, SMOLLM where target and head write (default:
+# a folder under TMPDIR), HEAD the head that gsm8k drafts with (default: the shipped one), LOGS a folder for server logs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-$(scripts/setup.sh)}

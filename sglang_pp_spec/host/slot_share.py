@@ -11,19 +11,26 @@ class SlotShare:
 
     def __init__(self, scheduler) -> None:
         self.scheduler = scheduler
-        self.share = 1  # requests a slot may hold in this turn
         self._slot = 0
+        self._share: int | None = None  # of this turn, once it was asked for: most turns admit nobody
         self._full_at: dict[int, int] = {}  # slot -> the share that it was full by when it turned requests away
 
     def begin_turn(self, slot: int, running_batch: ScheduleBatch) -> None:
-        """The share of this turn; a slot that was full by a smaller one is open again.
+        """A slot that was full by a smaller share than this turn's is open again.
 
         A slot that the host closed for want of KV stays closed until the host opens it.
         """
-        self._slot, self.share = slot, self.fair_share()
-        if self.share > self._full_at.get(slot, self.share):
+        self._slot, self._share = slot, None
+        if slot in self._full_at and self.share > self._full_at[slot]:
             del self._full_at[slot]
             running_batch.batch_is_full = False
+
+    @property
+    def share(self) -> int:
+        """How many requests a slot may hold in this turn."""
+        if self._share is None:
+            self._share = self.fair_share()
+        return self._share
 
     def allocatable(self, allowed: int, running_bs: int) -> int:
         """What is left of ``allowed`` further requests, the host's own limit, for a slot that runs ``running_bs``."""

@@ -17,7 +17,7 @@ Standard library only; SGLang is imported by the process it starts, never here. 
 """
 
 from .client import Client, Reply, ServerError
-from .process import Server, free_port
+from .process import Server, free_port, started_together
 from .spec import Mode, ServerSpec, has_gpu, is_given, uses_cpu_engine
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "free_port",
     "has_gpu",
     "is_given",
+    "started_together",
     "uses_cpu_engine",
 ]

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from .client import Client, ServerError
@@ -146,6 +147,18 @@ class Server(Client):
         """Whether the server is gone, and the end of its log."""
         state = f"is gone ({self._exit_word()})" if self._ends_within(_LAST_BREATH_S) else "still runs"
         return f"; the server {state}\n{self.log_tail()}"
+
+
+@contextlib.contextmanager
+def started_together(*servers: Server) -> Iterator[None]:
+    """Servers that start at once, since starting takes longest, and are all gone after the block."""
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.stop)
+            server.launch()
+        for server in servers:
+            server.wait_until_ready()
+        yield
 
 
 def free_port() -> int:

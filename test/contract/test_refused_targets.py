@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 from sglang.srt.configs import Qwen3NextConfig
+from sglang.srt.managers.scheduler import Scheduler
 from transformers import LlamaConfig
 
 from sglang_pp_spec.core.errors import UnsupportedCombination
+from sglang_pp_spec.host import scheduler as ours
 from sglang_pp_spec.host.arguments import check_target
 
 
@@ -28,3 +30,17 @@ def test_deepseek_v4_is_refused() -> None:
 
 def test_a_target_of_attention_layers_alone_is_not() -> None:
     check_target(model(LlamaConfig(architectures=["LlamaForCausalLM"])))
+
+
+@pytest.mark.parametrize(("pp_size", "algorithm"), [(2, "EAGLE"), (1, "EAGLE"), (2, None)])
+def test_a_scheduler_refuses_as_soon_as_it_knows_the_model_and_only_under_pp_spec(monkeypatch, pp_size, algorithm):
+    monkeypatch.setattr(Scheduler, "init_model_config", lambda self: None)
+    monkeypatch.setattr(ours, "get_parallel", lambda: SimpleNamespace(pp_size=pp_size))
+    scheduler = object.__new__(ours.PPSpecScheduler)
+    scheduler.model_config = model(Qwen3NextConfig())
+    scheduler.server_args = SimpleNamespace(speculative_algorithm=algorithm)
+    if pp_size == 2 and algorithm:
+        with pytest.raises(SystemExit, match="recurrent layers"):
+            scheduler.init_model_config()
+    else:
+        scheduler.init_model_config()

@@ -8,7 +8,6 @@ over the replies that are the same. All figures are printed.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from workloads import WORKLOADS, accept_length, ask_all, rounds
 
 from benchmark.ties import TIE, Difference, differences
 from sglang_pp_spec.core.settings import COLOCATED
-from sglang_pp_spec.server import Reply, Server
+from sglang_pp_spec.server import Reply, Server, started_together
 
 #: On few-shot prompts the tiny model babbles, and arithmetic in bfloat16 moves its margins by up to 2.2
 #: (``python -m benchmark.rounding``); on questions, where it knows what it says, they are 3 and more.
@@ -54,7 +53,7 @@ class Compared:
 
 @pytest.fixture(scope="module", params=CASES)
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
-    """Two servers with the plugin and a plain one, which judges; they start at once, since starting takes longest."""
+    """Two servers with the plugin and a plain one, which judges."""
     overlap = CASES[request.param]
     if torch.cuda.device_count() < overlap.pp:
         overlap = replace(overlap, extra_env={**overlap.extra_env, COLOCATED: "1"})
@@ -63,13 +62,8 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     asked = [(name, ask) for name in WORKLOADS_HERE for ask in WORKLOADS[name]()]
     prompts = [list(ask.prompt.encode()) for _, ask in asked]  # the tiny model's tokens are bytes
     ties = [FEW_SHOT_TIE if name == FEW_SHOT else TIE for name, _ in asked]
-    with contextlib.ExitStack() as stack:
-        servers = {mode: Server(spec) for mode, spec in (("overlap", overlap), ("sync", sync), ("plain", plain))}
-        for server in servers.values():
-            stack.callback(server.stop)
-            server.launch()
-        for server in servers.values():
-            server.wait_until_ready()
+    servers = {mode: Server(spec) for mode, spec in (("overlap", overlap), ("sync", sync), ("plain", plain))}
+    with started_together(*servers.values()):
         ours = {mode: all_replies(server) for mode, server in servers.items()}
         expected = ours.pop("plain")
         found = {mode: differences(servers["plain"], prompts, expected, replies) for mode, replies in ours.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_pp_spec.server import Server, ServerError, ServerSpec
+from sglang_pp_spec.server import Server, ServerError, ServerSpec, started_together
 
 ECHO = """
 import json, os, subprocess, sys
@@ -171,3 +171,18 @@ def test_a_server_killed_from_outside_says_so(tmp_path):
         wait_until_gone(server.pid)
         with pytest.raises(ServerError, match=r"signal 9"):
             server.post("/generate")
+
+
+def test_servers_started_together_answer_in_the_block_and_are_gone_after_it(tmp_path):
+    one, other = a_server(tmp_path), a_server(tmp_path)
+    with started_together(one, other):
+        pids = [one.pid, other.pid]
+        assert all(server.answers() for server in (one, other))
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_one_of_several_servers_that_does_not_start_takes_the_others_with_it(tmp_path):
+    one, other = a_server(tmp_path), a_server(tmp_path, script="raise SystemExit(3)")
+    with pytest.raises(ServerError), started_together(one, other):
+        pytest.fail("the block was entered")
+    assert one.pid is None and other.pid is None

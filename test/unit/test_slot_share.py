@@ -93,3 +93,11 @@ def test_with_priority_preemption_the_host_decides_alone():
     found = slots(0, batch(Request()), enable_priority_preemption=True)
     found.begin_turn(0, batch(Request()))
     assert found.allocatable(3, running_bs=1) == 3
+
+
+def test_a_turn_that_admits_nobody_counts_nobody():
+    """Going through every request in every turn is work on the path that each round takes."""
+    one = batch(Request())
+    found = slots(0, one)
+    found.fair_share = lambda: pytest.fail("counted")
+    found.begin_turn(0, one)
