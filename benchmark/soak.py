@@ -74,22 +74,31 @@ class Soak:
                 self.failures.append(f"{reply.completion_tokens} tokens instead of {tokens}: {reply.finish_reason}")
 
 
-def host_memory_mib(server: Server) -> float:
-    """Resident memory of all of the server's processes."""
-    listing = subprocess.run(["ps", "-eo", "pgid,rss"], capture_output=True, text=True, timeout=10).stdout
+def processes(server: Server) -> dict[int, float]:
+    """pid -> resident memory in MiB of every process of the server."""
+    listing = subprocess.run(["ps", "-eo", "pgid,pid,rss"], capture_output=True, text=True, timeout=10).stdout
     rows = [line.split() for line in listing.splitlines()[1:]]
-    return sum(int(rss) for group, rss in rows if int(group) == server.pid) / 1024
+    return {int(pid): int(rss) / 1024 for group, pid, rss in rows if int(group) == server.pid}
 
 
-def gpu_memory_mib() -> list[int]:
-    """Used memory of every GPU; empty where there is none."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+def gpu_memory_mib(server: Server) -> dict[str, int]:
+    """Used memory per GPU: of the server's own processes, or of all where the driver does not tell them apart."""
+    own = processes(server)
+    used: Counter[str] = Counter()
+    for gpu, pid, mib in _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory"):
+        if pid.isdigit() and int(pid) in own and mib.isdigit():
+            used[f"{gpu} (own processes)"] += int(mib)
+    return dict(used) or {gpu: int(mib) for gpu, mib in _nvidia_smi("--query-gpu=uuid,memory.used")}
+
+
+def _nvidia_smi(query: str) -> list[list[str]]:
+    """The rows of one query; none where there is no GPU."""
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
-        return [
-            int(line) for line in subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split()
-        ]
+        out = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
     except FileNotFoundError:
         return []
+    return [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]
 
 
 def spec_of(options: argparse.Namespace) -> ServerSpec:
@@ -120,14 +129,14 @@ def main(argv: list[str] | None = None) -> dict[str, object]:
             clients = [pool.submit(soak.client, number) for number in range(options.clients)]
             for name, when in (("first tenth", 0.1), ("last tenth", 0.95)):
                 time.sleep(max(0.0, start + when * length_s - time.monotonic()))
-                memory[name] = {"host_mib": host_memory_mib(server), "gpu_mib": gpu_memory_mib()}
+                memory[name] = {"host_mib": sum(processes(server).values()), "gpu_mib": gpu_memory_mib(server)}
             for client in clients:
                 client.result()
         server.flush_cache(timeout_s=60)
         alive = server.is_alive()
     grown = memory["last tenth"]["host_mib"] - memory["first tenth"]["host_mib"]
-    pairs = zip(memory["first tenth"]["gpu_mib"], memory["last tenth"]["gpu_mib"], strict=True)
-    grown_gpus = [last - first for first, last in pairs]
+    gpus_first, gpus_last = (memory[when]["gpu_mib"] for when in ("first tenth", "last tenth"))
+    grown_gpus = [gpus_last[gpu] - gpus_first[gpu] for gpu in gpus_first]
     seen = soak.seen
     result = provenance() | {
         "settings": {name: getattr(options, name) for name in ("pp", "topk", "minutes", "clients", "long_tokens")},

@@ -11,7 +11,8 @@
 #                        its depth 1, one stage on all GPUs (TP), with 1.2 and with 26 billion parameters (there 64 too,
 #                        which fills two slots of the built-in)
 #   long                 TTFT, TPOT and tokens per second at 8K prompts, the same arms
-#   *_no_p2p             the same without peer access (NCCL_P2P_DISABLE=1: transfers through host memory)
+#   *_no_p2p             the same without peer access (NCCL_P2P_DISABLE=1: transfers through host memory), and without
+#                        SGLang's custom all-reduce, which would use it all the same
 #   *_tight              the same with so little room in NCCL's channels that a wrong order of operations hangs
 #
 # Without arguments: test faults soak round round_large long, then test, soak_tree and round without peer access, then
@@ -33,7 +34,8 @@ results=benchmark/results
 measure() { # MODEL NAME [ARGUMENT ...]
     "$python" -m benchmark.gpu_round --model "$1/target" --draft "$1/draft" --gpus "$gpus" --tp "$tp" \
         --arms ours,builtin,ours_sync,tp_all_overlap,ours_one_slot,builtin_depth1,tp_all \
-        --together "${TOGETHER:-3}" --repeat 2 --tokens 96 --json "$results/gpu_round_${gpus}gpu_tp${tp}_$2.json" "${@:3}"
+        --together "${TOGETHER:-3}" --repeat 2 --tokens 96 "--server-args=$server_args" \
+        --json "$results/gpu_round_${gpus}gpu_tp${tp}_$2.json" "${@:3}"
 }
 
 soak() { # NAME [ARGUMENT ...]
@@ -48,7 +50,8 @@ part() { # NAME, whose suffixes are already taken care of, and the full name for
         soak_tree) soak "$2" --topk 2 ;;
         round) measure "$(small_model)" "$2" ;;
         round_large)
-            measure "$(large_model 64)" "$2" --batch-sizes 1,8,32,64 --excerpt-ms 80 --server-args "--load-format dummy"
+            server_args+=" --load-format dummy"
+            measure "$(large_model 64)" "$2" --batch-sizes 1,8,32,64 --excerpt-ms 80
             ;;
         long) measure "$(small_model)" "$2" --long-prompt 8192 ;;
         *)
@@ -59,9 +62,9 @@ part() { # NAME, whose suffixes are already taken care of, and the full name for
 }
 
 run() ( # NAME in an environment of its own
-    name=$1
+    name=$1 server_args=
     case $1 in
-        *_no_p2p) export NCCL_P2P_DISABLE=1 && name=${1%_no_p2p} ;;
+        *_no_p2p) export NCCL_P2P_DISABLE=1 && name=${1%_no_p2p} server_args=--disable-custom-all-reduce ;;
         *_tight) export NCCL_BUFFSIZE=65536 NCCL_MAX_NCHANNELS=1 && name=${1%_tight} ;;
     esac
     part "$name" "$1"

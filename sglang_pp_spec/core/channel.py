@@ -94,7 +94,7 @@ class FrameChannel:
     def _finish(self, slot: int) -> None:
         for work in self._work.pop(slot, ()):
             try:
-                # With NCCL this orders streams and returns at once; the engine's own watchdog covers that case.
+                # With NCCL this orders streams and returns at once; who reads the frame on the host waits so long.
                 work.wait(self._timeout) if self._device.type == "cpu" else work.wait()
             except RuntimeError as error:
                 raise FrameRefused(

@@ -27,7 +27,7 @@ class Settings:
     slot_fill: int = 1  # SGLANG_PP_SPEC_SLOT_FILL: requests a slot takes before it leaves any to the other slots
     poison: bool = False  # SGLANG_PP_SPEC_POISON: development: overwrite free memory before every turn
     fault: str = ""  # SGLANG_PP_SPEC_FAULT: for tests, kind@N of ``core.faults``, "" = none
-    frame_timeout_s: float = 300.0  # SGLANG_PP_SPEC_FRAME_TIMEOUT_S: CPU: how long a stage waits for a frame
+    frame_timeout_s: float = 300.0  # SGLANG_PP_SPEC_FRAME_TIMEOUT_S: how long a stage waits for a frame
     timeline: str = ""  # SGLANG_PP_SPEC_TIMELINE: folder for one JSON-lines file of events per stage, "" = off
     stage_delay_ms: float = 0.0  # SGLANG_PP_SPEC_STAGE_DELAY_MS: CPU engine only, sleep added to a target forward
     draft_delay_ms: float = 0.0  # SGLANG_PP_SPEC_DRAFT_DELAY_MS: CPU engine only, sleep added to a draft

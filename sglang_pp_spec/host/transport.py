@@ -2,12 +2,14 @@
 
 On the last stage a frame is local: its host copy is queued right behind the forward. On the others the copy is
 queued behind the receive. Work that uses the frame waits for its arrival on the device; the host waits for one event
-per frame, when it reads it, and for nothing else.
+per frame, when it reads it, and for nothing else. It does not wait for ever: NCCL itself never says that a frame, or
+the hidden states that it depends on, will not come.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..core.channel import FrameChannel
+from ..core.errors import FrameRefused
 from ..core.faults import Fault, FaultyChannel
 from ..core.layout import FrameLayout
 from ..observe.timeline import Timeline
@@ -48,6 +51,7 @@ class DeviceFrame:
     arrived: Any  # event: the frame is there
     copied: Any  # event: the host copy is there
     timeline: Timeline
+    timeout_s: float = 300.0
 
     @property
     def device(self) -> Tensor:
@@ -56,8 +60,16 @@ class DeviceFrame:
         return self.frame
 
     def read(self) -> Tensor:
+        """``FrameRefused`` if the device does not get as far as the frame within ``timeout_s``."""
         with self.timeline.span("read"):
-            self.copied.synchronize()
+            until = time.monotonic() + self.timeout_s
+            while not self.copied.query():
+                if time.monotonic() > until:
+                    raise FrameRefused(
+                        f"no frame within {self.timeout_s:.0f} s: it was not sent, or the device still waits for "
+                        "hidden states; the previous stage launched another batch, or it is gone"
+                    )
+                time.sleep(0)  # as busy as a synchronizing host, and other threads may run
         return self.host
 
 
@@ -116,7 +128,7 @@ class FrameTransport:
         host = torch.empty(frame.shape, dtype=frame.dtype, pin_memory=True)
         host.copy_(frame, non_blocking=True)
         copied.record(self._scheduler.copy_stream)
-        return DeviceFrame(frame, host, arrived, copied, self._timeline)
+        return DeviceFrame(frame, host, arrived, copied, self._timeline, self._scheduler.settings.frame_timeout_s)
 
 
 def _own_group(scheduler) -> dist.ProcessGroup:
