@@ -146,8 +146,9 @@ class SchedulerEngine:
     def _let_go(self, proxy: object) -> None:
         """A chunk's hidden states are large: their memory is free behind the forward, not when the turn ends."""
         if proxy is not None and self._on_gpu:
-            for tensor in proxy.tensors.values():
-                tensor.record_stream(self.scheduler.forward_stream)
+            for part in proxy.tensors.values():
+                if torch.is_tensor(part):  # the host sends a message type along
+                    part.record_stream(self.scheduler.forward_stream)
 
     def fill_frame(self, started: Tensor, payload: FramePayload) -> Tensor:
         """Filled on the forward stream: elsewhere the rows would be read before the forward has written them."""

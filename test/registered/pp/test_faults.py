@@ -19,6 +19,10 @@ from sglang_pp_spec.server import Reply, Server, ServerError
 from sglang_pp_spec.tiny import problems
 
 BUSY = [Ask(few_shot(1, seed=40 + i), max_new_tokens=400, ignore_eos=True) for i in range(8)]  # two a slot at PP4
+#: Over NCCL a batch of another size is not received at all, and nobody says so but the stage that waits in vain.
+DIVERGED = r"expected rows .*received|hidden states of \d+ tokens|the frame says num_rows" + (
+    "" if CHAIN.on_cpu else r"|no frame within \d+ s: .*the previous stage launched another batch"
+)
 
 
 both_modes = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "sync"])
@@ -71,8 +75,8 @@ class TestFrameFaults:
             ("miscount@60", 2, r"accepted 99 tokens"),
             ("duplicate@60", 2, r"the frame says step \d+, expected \d+"),
             ("delay@60", 4, r"the frame says step \d+, expected \d+"),
-            ("diverge@60", 2, r"expected rows .*received|hidden states of \d+ tokens|the frame says num_rows"),
-            ("diverge@60", 4, r"expected rows .*received|hidden states of \d+ tokens|the frame says num_rows"),
+            ("diverge@60", 2, DIVERGED),
+            ("diverge@60", 4, DIVERGED),
             ("drop@60", 2, r"the frame says step \d+, expected \d+|no frame within \d+ s"),
         ],
     )
@@ -96,7 +100,9 @@ class TestFrameFaults:
             assert "a frame was refused for this request" in str(outcomes[refused[0]])
             again = ask_all(server, BUSY)
             for i, outcome in enumerate(outcomes):
-                assert isinstance(outcome, ServerError) or outcome.token_ids == again[i].token_ids
+                compared = 400 if CHAIN.on_cpu else 16  # in bfloat16 other batches soon decide a tie otherwise
+                assert isinstance(outcome, ServerError) or len(outcome.token_ids) == 400
+                assert i in refused or outcome.token_ids[:compared] == again[i].token_ids[:compared]
             server.flush_cache(timeout_s=20)
             assert server.is_alive()
 
