@@ -1,6 +1,8 @@
 """The results of benchmark.gpu_round as Markdown tables: an arm a row, a batch size a column.
 
-python -m benchmark.round_table benchmark/results/gpu_round_1gpu_round.json
+python -m benchmark.round_table benchmark/results/gpu_round_1gpu_round.json [MORE.json ...]
+
+Several results are one table, which is for arms that were measured one after the other on the same machine.
 """
 
 from __future__ import annotations
@@ -17,8 +19,19 @@ Arms = Mapping[str, Mapping[str, Mapping[str, Any]]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Print what a result holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path, help="JSON of benchmark.gpu_round")
-    print("\n\n".join(tables(json.loads(parser.parse_args(argv).result.read_text())["arms"])))
+    parser.add_argument("results", type=Path, nargs="+", help="JSON of benchmark.gpu_round")
+    print("\n\n".join(tables(arms_of(parser.parse_args(argv).results))))
+
+
+def arms_of(results: Sequence[Path]) -> dict[str, Mapping[str, Mapping[str, Any]]]:
+    """The arms of all ``results``; ValueError if two of them have the same one."""
+    arms: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+    for result in results:
+        found = json.loads(result.read_text())["arms"]
+        if twice := sorted(set(arms) & set(found)):
+            raise ValueError(f"{', '.join(twice)} in more than one result")
+        arms |= found
+    return arms
 
 
 def tables(arms: Arms) -> list[str]:

@@ -1,6 +1,10 @@
 """Tables of GPU rounds say what the result says, and nothing where it is silent."""
 
-from benchmark.round_table import tables
+import json
+
+import pytest
+
+from benchmark.round_table import arms_of, tables
 
 ROUND = {"ms_per_round": 10.539, "to_device": 1.072}
 
@@ -20,3 +24,13 @@ def test_long_prompts_have_a_table_of_their_own_where_they_were_measured():
     long = {"ttft_ms": 662.0, "tpot_ms": 36.612, "tokens_per_s": 192.8}
     _, table = tables({"ours": {"8": ROUND | long}, "tp1": {"8": ROUND}})
     assert table.splitlines()[2:] == ["| `ours` | 662 / 36.6 / 193 |", "| `tp1` | - |"]
+
+
+def test_results_are_joined_by_arm_and_an_arm_that_is_in_two_of_them_is_an_error(tmp_path):
+    """Silently the later run's numbers would have stood for the earlier's."""
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    one.write_text(json.dumps({"arms": {"ours": {"8": ROUND}}}))
+    other.write_text(json.dumps({"arms": {"builtin": {"8": ROUND}}}))
+    assert list(arms_of([one, other])) == ["ours", "builtin"]
+    with pytest.raises(ValueError, match="ours in more than one"):
+        arms_of([one, one])
