@@ -301,8 +301,8 @@ def main() -> None:
     try:
         with mps_server() if any(arm.mps for arm in chosen.values()) else contextlib.nullcontext() as options.mps:
             run_arms(chosen, options, found)
-    finally:  # ended half way, it still says what it found
-        emit(about | {"arms": found}, options.json)
+    finally:  # ended half way, it still says what it found; nothing found, an older result stays
+        emit(about | {"arms": found}, options.json if any(found.values()) else None)
     if any(len(found.get(name, {})) < len(options.batch_sizes) for name in chosen):
         sys.exit(1)
 

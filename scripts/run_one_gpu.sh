@@ -4,7 +4,7 @@
 #   scripts/run_one_gpu.sh [PART ...]
 #
 #   test        kernels against the CPU reference, CUDA IPC between two processes, the server against plain EAGLE
-#   sanitize    compute-sanitizer's memcheck over the two processes, if it is installed
+#   sanitize    compute-sanitizer's memcheck over the two processes; fails where it is not installed
 #   round       ms per round and its device time at batch sizes 1, 8, 32, with 13 billion parameters: ours with overlap
 #               and without, built-in, ours and built-in also with half of the SMs for each stage (under an MPS
 #               server of its own), one stage with overlap and without, two stages without speculation
@@ -34,6 +34,7 @@ logs=()
 if [ -n "${LOGS:-}" ]; then mkdir -p "$LOGS" && logs=(--logs "$LOGS"); fi
 
 measure() { # MODEL NAME [ARGUMENT ...]
+    [ -n "$1" ] || return 1
     "$python" -m benchmark.gpu_round --colocated --model "$1/target" --draft "$1/draft" "${logs[@]}" \
         --repeat 2 --tokens 96 --json "$results/gpu_round_1gpu_$2.json" "${@:3}"
 }
@@ -42,7 +43,10 @@ part() {
     case $1 in
         test) "$python" -m pytest test/gpu -q -s ;;
         sanitize)
-            if ! command -v compute-sanitizer >/dev/null; then echo "no compute-sanitizer here: not run" && return; fi
+            if ! command -v compute-sanitizer >/dev/null; then
+                echo "no compute-sanitizer here: not run" >&2
+                return 1
+            fi
             # Without API errors: cuda-python looks for driver functions that a driver may not have.
             compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 --report-api-errors no \
                 "$python" -m pytest test/gpu/test_colocated_gpu.py -q

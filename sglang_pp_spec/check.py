@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sglang_pp_spec.core.checkpoint import PreflightFailure, check_checkpoints
-from sglang_pp_spec.core.settings import ENABLE, Settings
+from sglang_pp_spec.core.settings import COLOCATED, ENABLE, Settings
 from sglang_pp_spec.cpu_engine.environment import cpu_environment
 from sglang_pp_spec.server.spec import (
     COLOCATED_PLUGIN_NAME,
     CPU_PLUGIN_NAME,
     PLUGIN_NAME,
     PLUGINS,
+    num_gpus,
     uses_cpu_engine,
 )
 from sglang_pp_spec.tiny import DRAFT_PATH, TARGET_PATH
@@ -69,7 +70,7 @@ def check_not_shadowed() -> str:
 
 
 def check_entry_points() -> str:
-    """SGLang will find both of our entry points, and they name code that exists."""
+    """SGLang will find our entry points, and they name code that exists."""
     found = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
     for name, value in ENTRY_POINTS.items():
         if name not in found:
@@ -104,10 +105,16 @@ def check_settings(environ: Mapping[str, str], enabled: bool | None = None) -> s
     return f"the plugin is off until {ENABLE}=1"
 
 
-def check_device(environ: Mapping[str, str]) -> str:
-    """A GPU is there, or the CPU engine's kernels can be imported."""
+def check_device(environ: Mapping[str, str], num_stages: int) -> str:
+    """There is a GPU for every stage, or the CPU engine's kernels can be imported."""
     if not uses_cpu_engine(environ):
-        return "GPU"
+        found, needed = num_gpus(environ), 1 if environ.get(COLOCATED) else num_stages
+        if found < needed:
+            raise PreflightFailure(
+                f"{found} GPU(s) for {num_stages} stages",
+                "take fewer stages, or SGLANG_PP_SPEC_CPU_ENGINE=1 for the CPU engine",
+            )
+        return f"{found} GPU(s) for {num_stages} stages"
     found = probe(_KERNEL_PROBE, environ)
     if "cpu_engine" not in str(found):
         raise PreflightFailure(f"import sgl_kernel finds {found}, not the CPU engine's", "unset PYTHONPATH")
@@ -173,11 +180,11 @@ def quick_checks(environ: Mapping[str, str], enabled: bool | None = None) -> Ite
     yield lambda: check_settings(environ, enabled)
 
 
-def all_checks(environ: Mapping[str, str]) -> Iterator[Check]:
+def all_checks(environ: Mapping[str, str], num_stages: int) -> Iterator[Check]:
     """Everything, cheapest first."""
     yield from quick_checks(environ)
     yield check_tiny_model
-    yield lambda: check_device(environ)
+    yield lambda: check_device(environ, num_stages)
     yield lambda: check_host_table(environ)
 
 
@@ -193,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.model:
             _say(*check_models(options.model, options.draft, options.pp))
-        for check in all_checks(os.environ):
+        for check in all_checks(os.environ, options.pp):
             _say(check())
     except PreflightFailure as failure:
         print(f"FAILED: {failure}", flush=True)

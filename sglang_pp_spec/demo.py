@@ -197,7 +197,7 @@ def _reporters(progress: Progress, task: TaskID, title: str) -> tuple[OnUp, OnRe
 def _preflight(console: Console) -> str:
     """Run every check; returns what serves, in a word."""
     with console.status("checking the installation"):
-        for check in all_checks(os.environ):
+        for check in all_checks(os.environ, num_stages=2):
             check()
     return "CPU engine, float32" if uses_cpu_engine(os.environ) else "GPU"
 

@@ -22,13 +22,11 @@ from .layout import HEADER_FIELDS, NUM_ACCEPTED, NUM_DRAFTS, FrameLayout, TreeSh
 
 
 class FrameKind(IntEnum):
-    """What kind of step a frame reports. ``SKIPPED`` and ``IDLE`` name steps that send no frame at all."""
+    """What kind of step a frame reports."""
 
     PREFILL = 1  # at least one prompt was finished by this step
     VERIFY = 2
     MIDDLE = 3  # only middle chunks of a prompt: no row samples
-    SKIPPED = 4
-    IDLE = 5
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ Three orders matter:
 - Hidden states are sent before the frame's receive is posted. The frame cannot come before the last stage had the
   hidden states, so where both wait in one queue (one communicator, or one hardware queue under
   CUDA_DEVICE_MAX_CONNECTIONS=1) the other order hangs. Alternating by the parity of the stage hangs there too.
-- With overlap, all sends of a turn precede its READ: no stage makes another wait for its own host's work.
+- With overlap, all sends of a turn precede its READ: no stage makes another wait for what its host does with a frame.
+  (A batch with a grammar is the exception, on the last stage: see ``StageLoop.take_turn``.)
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Settings:
     slot_fill: int = 1  # SGLANG_PP_SPEC_SLOT_FILL: requests a slot takes before it leaves any to the other slots
     poison: bool = False  # SGLANG_PP_SPEC_POISON: development: overwrite free memory before every turn
     fault: str = ""  # SGLANG_PP_SPEC_FAULT: for tests, kind@N of ``core.faults``, "" = none
-    frame_timeout_s: float = 300.0  # SGLANG_PP_SPEC_FRAME_TIMEOUT_S: how long a stage waits for a frame
+    frame_timeout_s: float = 240.0  # SGLANG_PP_SPEC_FRAME_TIMEOUT_S: how long a stage waits for a frame
     timeline: str = ""  # SGLANG_PP_SPEC_TIMELINE: folder for one JSON-lines file of events per stage, "" = off
     stage_delay_ms: float = 0.0  # SGLANG_PP_SPEC_STAGE_DELAY_MS: CPU engine only, sleep added to a target forward
     draft_delay_ms: float = 0.0  # SGLANG_PP_SPEC_DRAFT_DELAY_MS: CPU engine only, sleep added to a draft
@@ -95,7 +95,10 @@ def _milliseconds(key: str, text: str) -> float:
 
 
 def _seconds(key: str, text: str) -> float:
-    return _number(key, text, "seconds", 86_400.0)
+    seconds = _number(key, text, "seconds", 86_400.0)
+    if seconds < 1.0:
+        raise ValueError(f"{key}={text!r} is too short to wait for anything; give 1 second or more")
+    return seconds
 
 
 def _number(key: str, text: str, unit: str, below: float) -> float:

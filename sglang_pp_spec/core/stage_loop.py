@@ -9,7 +9,7 @@ A turn, on stage s of P::
     launch                                          trees rebuilt, layers run; last stage: verify, extend, draft
     send hidden states on at once                   last stage: send the frame to every earlier stage
     post the receive of the frame
-    read the previous step's frame, account for it  the only wait; the devices are busy with this step meanwhile
+    read the previous step's frame, account for it  the wait of a round; the devices are busy with this step meanwhile
 
 Without overlap the frame is read, adopted and accounted for at the start of the turn. Either way nothing else waits
 for a frame, so P slots keep P stages busy. The loop owns identity, order and the refusal of frames; an ``Engine``

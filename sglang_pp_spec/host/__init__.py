@@ -1,1 +1,1 @@
-"""The SGLang half: one file per seam. Only this package and the CPU engine import sglang."""
+"""The SGLang half: one file per seam. ``core`` and ``server`` import none of SGLang."""

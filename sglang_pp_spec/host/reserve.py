@@ -1,7 +1,7 @@
 """KV slots for the draft that follows a finished prompt, taken on every stage before the step is launched.
 
     [0, committed) prompt            written by this step (and the cached prefix)
-    [committed, committed + 2A)      reserved here; the tail draft writes its first slots, the first verify its own
+    [committed, committed + 3A)      reserved here; the tail draft writes its first slots, the first verify its own
 
 A is SGLang's allocation per decode step. The host takes the same slots at the request's first decode step; taking
 them one step earlier changes no total. The pools of all stages stay equal, so all reserve or none does.

@@ -18,5 +18,5 @@ def tree_shape() -> TreeShape:
 
 
 def frame_layout(capacity: int) -> FrameLayout:
-    """``capacity``: as many rows as requests may hold KV; the host lets a last chunk overfill any microbatch."""
+    """``capacity``: as many rows as requests may hold KV, so that no batch is too large for a frame."""
     return FrameLayout(tree_shape(), capacity=capacity)

@@ -2,7 +2,7 @@
 
 On the last stage a frame is local: its host copy is queued right behind the forward. On the others the copy is
 queued behind the receive. Work that uses the frame waits for its arrival on the device; the host waits for one event
-per frame, when it reads it, and for nothing else. It does not wait for ever: NCCL itself never says that a frame, or
+per frame, when it reads it. It does not wait for ever: NCCL itself never says that a frame, or
 the hidden states that it depends on, will not come.
 """
 
@@ -51,7 +51,7 @@ class DeviceFrame:
     arrived: Any  # event: the frame is there
     copied: Any  # event: the host copy is there
     timeline: Timeline
-    timeout_s: float = 300.0
+    timeout_s: float = 240.0
 
     @property
     def device(self) -> Tensor:

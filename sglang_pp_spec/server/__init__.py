@@ -18,7 +18,7 @@ Standard library only; SGLang is imported by the process it starts, never here. 
 
 from .client import Client, Reply, ServerError
 from .process import Server, free_port, started_together
-from .spec import Mode, ServerSpec, has_gpu, is_given, uses_cpu_engine
+from .spec import Mode, ServerSpec, has_gpu, is_given, num_gpus, uses_cpu_engine
 
 __all__ = [
     "Client",
@@ -29,6 +29,7 @@ __all__ = [
     "ServerSpec",
     "free_port",
     "has_gpu",
+    "num_gpus",
     "is_given",
     "started_together",
     "uses_cpu_engine",

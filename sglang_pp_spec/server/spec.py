@@ -116,6 +116,13 @@ def uses_cpu_engine(environ: Mapping[str, str]) -> bool:
 
 def has_gpu(environ: Mapping[str, str]) -> bool:
     """Whether a GPU's device file is there and visible, without loading a driver into this process."""
-    if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        return False
-    return bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/kfd"))
+    return num_gpus(environ) > 0
+
+
+def num_gpus(environ: Mapping[str, str]) -> int:
+    """How many GPUs are visible, by their device files; 1 for AMD's, which share one."""
+    files = len(glob.glob("/dev/nvidia[0-9]*")) or len(glob.glob("/dev/kfd"))
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return files
+    return min(files, len([one for one in chosen.split(",") if one.strip() not in ("", "-1")]))

@@ -92,3 +92,15 @@ def test_retracted_and_aborted_requests_leave_the_kv_pool_whole(servers) -> None
     assert re.search(r"#retracted_reqs: [1-9]", server.log()), "nothing was retracted"
     server.flush_cache(timeout_s=20)  # an error unless every slot of the KV pool came back
     assert server.is_alive()
+
+
+def test_sampled_requests_are_sampled_and_leave_greedy_ones_beside_them_alone(servers) -> None:
+    server = servers["ours"]
+    greedy = [Ask(few_shot(1, seed=70 + i), 32, ignore_eos=True) for i in range(6)]
+    hot = [replace(ask, sampling={"temperature": 2.0}) for ask in greedy[:1] * 6]
+    alone = ask_all(server, greedy)
+    replies = ask_all(server, [ask for pair in zip(greedy, hot, strict=True) for ask in pair])
+    assert [reply.completion_tokens for reply in replies] == [32] * 12
+    assert len({reply.token_ids for reply in replies[1::2]}) > 3, "six samples of one prompt are the same"
+    for reply, undisturbed in zip(replies[::2], alone, strict=True):
+        assert reply.token_ids[:8] == undisturbed.token_ids[:8]  # later a tie may be decided otherwise

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sglang_pp_spec.server import Reply, ServerSpec, has_gpu, is_given, uses_cpu_engine
+from sglang_pp_spec.server import Reply, ServerSpec, has_gpu, is_given, num_gpus, uses_cpu_engine
 from sglang_pp_spec.server import spec as server
 
 
@@ -136,6 +136,16 @@ def test_the_cpu_engine_serves_where_no_gpu_is_visible_or_where_it_is_asked_for(
     assert uses_cpu_engine(environ) is expected
     if "SGLANG_PP_SPEC_CPU_ENGINE" not in environ:
         assert has_gpu(environ) is not expected
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [(None, 3), ("", 0), ("-1", 0), ("2", 1), ("0,2", 2), ("0,1,2,3", 3)]
+)
+def test_visible_gpus_are_counted_without_a_driver(monkeypatch, chosen, expected):
+    """The preflight said "ok: GPU" for two stages on one GPU."""
+    files = [f"/dev/nvidia{i}" for i in range(3)]
+    monkeypatch.setattr(server.glob, "glob", lambda pattern: files if "nvidia" in pattern else [])
+    assert num_gpus({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}) == expected
 
 
 def test_a_flag_counts_as_given_in_both_spellings():

@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CHAIN, Arm
+from conftest import CHAIN, Arm, with_overlap
+from mtp_checkpoint import write_checkpoints
 from workloads import (
     CHUNK,
     Ask,
@@ -168,6 +170,25 @@ class TestPPSpecPressure:
             in_one_slot = {int(n) for n in re.findall(r"Decode batch.*?#running-req: (\d+)", server.log())}
         assert [reply.completion_tokens for reply in replies] == [ask.max_new_tokens for ask in asks]
         assert max(in_one_slot) == 4
+
+
+class TestPPSpecMTP:
+    """A multi-token-prediction module as drafter, on the last stage, with the target's embedding and head."""
+
+    def test_an_mtp_module_over_three_stages_replies_as_plain_nextn_in_as_many_rounds(self, tmp_path: Path) -> None:
+        target, draft = write_checkpoints(tmp_path)
+        nextn = replace(
+            CHAIN,
+            model=str(target),
+            draft=str(draft),
+            extra_args=(*CHAIN.extra_args, "--speculative-algorithm", "NEXTN"),
+        )
+        asks = [replace(ask, max_new_tokens=40, ignore_eos=True) for ask in questions(8)]
+        with Server(nextn) as plain:
+            reference = ask_all(plain, asks)
+        assert 1.3 < accept_length(reference) < 2.7, "too much or too little is accepted to show a lost tree"
+        with Server(with_overlap(replace(nextn, pp=3, mode="plugin"))) as server:
+            assert_same(ask_all(server, asks), reference)
 
 
 class TestPPSpecBudget:
