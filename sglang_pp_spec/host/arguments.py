@@ -78,6 +78,10 @@ REFUSALS = (
     ),
 )
 
+ABORT_WITH_PREFIXES = (
+    "SGLANG_PP_SPEC_ON_MISMATCH=abort without --disable-radix-cache: a stage whose frame was right keeps the prefix "
+    "of the request, the others do not, and the next request that shares it would run differently on them"
+)
 ABORT_WITH_TP = (
     "SGLANG_PP_SPEC_ON_MISMATCH=abort with --tp-size: the ranks of a stage read frames of their own, and one that "
     "refuses its frame cannot tell the others in time; leave it at stop"
@@ -95,8 +99,9 @@ def check_arguments(args: Any, settings: Settings | None = None) -> None:
     if decision.action is Action.REFUSE:
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {decision.reason}")
     reasons = [refusal.reason for refusal in REFUSALS if refusal.applies(args)]
-    if settings is not None and settings.on_mismatch == "abort" and args.tp_size > 1:
-        reasons.append(ABORT_WITH_TP)
+    if settings is not None and settings.on_mismatch == "abort":
+        reasons += [ABORT_WITH_TP] if args.tp_size > 1 else []
+        reasons += [] if args.disable_radix_cache else [ABORT_WITH_PREFIXES]
     if reasons:
         raise UnsupportedCombination("sglang_pp_spec refuses: " + "; ".join(reasons))
 

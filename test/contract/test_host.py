@@ -67,8 +67,9 @@ print(json.dumps({
     "reasons": {refusal.name: refusal.reason for refusal in REFUSALS},
     "messages": {name: message(**changes) for name, changes in wrong.items()},
     "algorithms": {n: message(speculative_algorithm=n) for n in ("EAGLE", "NEXTN", "EAGLE3", "NGRAM", "STANDALONE")},
-    "abort with tp": message(Settings(on_mismatch="abort"), tp_size=2),
-    "abort": message(Settings(on_mismatch="abort"), tp_size=1),
+    "abort with tp": message(Settings(on_mismatch="abort"), tp_size=2, disable_radix_cache=True),
+    "abort with prefixes": message(Settings(on_mismatch="abort"), tp_size=1, disable_radix_cache=False),
+    "abort": message(Settings(on_mismatch="abort"), tp_size=1, disable_radix_cache=True),
     "one stage": message(pp_size=1, enable_mixed_chunk=True),
 }))
 """
@@ -107,6 +108,11 @@ def test_only_eagle_trees_are_relayed_and_other_algorithms_are_refused_by_name(i
 def test_the_abort_policy_is_refused_where_ranks_of_a_stage_would_decide_for_themselves(installed: dict) -> None:
     assert "--tp-size" in installed["abort with tp"]
     assert installed["abort"] == ""
+
+
+def test_the_abort_policy_is_refused_with_a_prefix_cache_that_only_some_stages_would_add_to(installed: dict) -> None:
+    """Stages whose frame was right kept the prompt; the next one with that prefix had other lengths on each stage."""
+    assert "--disable-radix-cache" in installed["abort with prefixes"]
 
 
 def test_one_stage_is_served_as_if_we_were_not_there(installed: dict) -> None:

@@ -36,10 +36,11 @@ def server_of(pp: int, overlap: bool, *arguments: str, **env: str) -> Server:
     return Server(with_overlap(spec) if overlap else without_overlap(spec))
 
 
-def faulty(fault: str, pp: int, overlap: bool, **env: str) -> Server:
+def faulty(fault: str, pp: int, overlap: bool, *arguments: str, **env: str) -> Server:
     """A plugin server whose last stage misbehaves once."""
     timeout_s = "10" if CHAIN.on_cpu else "20"  # a GPU may compile kernels first
-    return server_of(pp, overlap, SGLANG_PP_SPEC_FAULT=fault, SGLANG_PP_SPEC_FRAME_TIMEOUT_S=timeout_s, **env)
+    env |= {"SGLANG_PP_SPEC_FAULT": fault, "SGLANG_PP_SPEC_FRAME_TIMEOUT_S": timeout_s}
+    return server_of(pp, overlap, *arguments, **env)
 
 
 def seconds_until_gone(server: Server, limit_s: float = 60.0) -> float:
@@ -93,7 +94,8 @@ class TestFrameFaults:
 
     @both_modes
     def test_under_the_abort_policy_only_the_affected_request_ends(self, overlap: bool) -> None:
-        with faulty("corrupt@60", 2, overlap, SGLANG_PP_SPEC_ON_MISMATCH="abort") as server:
+        policy = {"SGLANG_PP_SPEC_ON_MISMATCH": "abort"}
+        with faulty("corrupt@60", 2, overlap, "--disable-radix-cache", **policy) as server:
             outcomes = ask_each(server, BUSY)
             refused = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ServerError)]
             assert len(refused) == 1, "the fault hit no request, or more than one"

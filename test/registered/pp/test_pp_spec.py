@@ -216,6 +216,7 @@ class TestPPSpecGate:
             (("--enable-return-hidden-states",), {}, "hidden states are not relayed"),
             (("--speculative-algorithm", "EAGLE3"), {}, "EAGLE3 is not supported"),
             (("--tp-size", "2"), {"SGLANG_PP_SPEC_ON_MISMATCH": "abort"}, "cannot tell the others in time"),
+            ((), {"SGLANG_PP_SPEC_ON_MISMATCH": "abort"}, "without --disable-radix-cache"),
         ],
     )
     def test_an_unsupported_combination_ends_the_server_with_its_reason(
