@@ -1,4 +1,4 @@
-"""Every host symbol this plugin relies on, checked before anything is installed.
+"""The host functions and classes this plugin relies on, checked before anything is installed.
 
 A row is (path, parameters that must be accepted, why). The check is by signature; the version is only reported.
 """
@@ -46,6 +46,7 @@ SYMBOLS = (
     _row(_SCHEDULER + "_reqs_finishing_inflight", "override", "self batch", "no round for a request that ends"),
     _row("mem_cache.allocation_sizing.get_req_to_token_extra_context_len", "hook", "", "room for the reserve"),
     _row(_SCHEDULER + "abort_request", "override", "self recv_req", "the end of a refused request"),
+    _row(_SCHEDULER + "_release_aborted_request", "call", "self req", "the end of a refused request"),
     _row(_SCHEDULER + "send_abort_output", "call", "self abort_req req", "the end of a refused request"),
     _row(
         "disaggregation.utils.prepare_abort", "call", "req error_message status_code", "the end of a refused request"
@@ -72,6 +73,19 @@ SYMBOLS = (
     _row("managers.schedule_batch.ScheduleBatch.copy", "call", "self", "forward-time snapshot"),
     _row("managers.schedule_batch.ScheduleBatch.filter_batch", "call", "self keep_indices", "rows drafted for"),
     _row("managers.schedule_batch.ScheduleBatch.check_decode_mem", "call", "self selected_indices", "reserve"),
+    _row(
+        "managers.schedule_batch.Req.next_output_finishes_by_length",
+        "call",
+        "self",
+        "no round for a request that ends",
+    ),
+    _row(
+        "managers.scheduler_components.logprob_result_processor.SchedulerLogprobResultProcessor.calculate_num_input_logprobs",
+        "call",
+        "self req extend_input_len extend_logprob_start_len",
+        "extras",
+    ),
+    _row("distributed.parallel_state.P2PWork", "class", "work payload", "hidden states on"),
     _row("managers.utils.get_logprob_dict_from_result", "call", "result", "extras"),
     _row("managers.utils.get_logprob_from_pp_outputs", "call", "next_pp_outputs", "extras"),
     _row("managers.overlap_utils.decide_needs_cpu_seq_lens", "call", "attn_backends", "planning"),
