@@ -25,6 +25,7 @@ class Settings:
     on_mismatch: str = "stop"  # SGLANG_PP_SPEC_ON_MISMATCH: stop the engine, or abort the affected requests
     overlap: str = "auto"  # SGLANG_PP_SPEC_OVERLAP: auto = where forwards run beside the host, on = on the CPU too
     slot_fill: int = 1  # SGLANG_PP_SPEC_SLOT_FILL: requests a slot takes before it leaves any to the other slots
+    streams: bool = False  # SGLANG_PP_SPEC_STREAMS: tests: the GPU's way through streams on the CPU engine, too
     poison: bool = False  # SGLANG_PP_SPEC_POISON: development: overwrite free memory before every turn
     fault: str = ""  # SGLANG_PP_SPEC_FAULT: for tests, kind@N of ``core.faults``, "" = none
     frame_timeout_s: float = 240.0  # SGLANG_PP_SPEC_FRAME_TIMEOUT_S: how long a stage waits for a frame
@@ -42,6 +43,7 @@ class Settings:
             f"{_PREFIX}ON_MISMATCH": ("on_mismatch", _one_of(*ON_MISMATCH)),
             f"{_PREFIX}OVERLAP": ("overlap", _one_of(*OVERLAP)),
             f"{_PREFIX}SLOT_FILL": ("slot_fill", _requests),
+            f"{_PREFIX}STREAMS": ("streams", _boolean),
             f"{_PREFIX}POISON": ("poison", _boolean),
             f"{_PREFIX}FAULT": ("fault", _fault),
             f"{_PREFIX}FRAME_TIMEOUT_S": ("frame_timeout_s", _seconds),

@@ -26,6 +26,7 @@ from .proxy import ProxyLink
 from .refused import order_aborts
 from .reserve import reserve_draft_slots
 from .rows import kind_of, sampling_rows
+from .streams import keep_until_read, uses_streams
 from .turn import ForwardRecord, StageTurn, record_of
 
 
@@ -43,7 +44,7 @@ class SchedulerEngine:
         fault = Fault.parse(scheduler.settings.fault) if scheduler.settings.fault else None
         self._fault = fault if fault and fault.kind == "diverge" and scheduler.pp_group.is_first_rank else None
         self._num_scheduled = 0
-        self._on_gpu = torch.device(scheduler.device).type != "cpu"
+        self._streams = uses_streams(scheduler)
 
     def enter(self, slot: int) -> None:
         """SGLang's loops keep the batch of the current turn on the scheduler; requests are handled against it."""
@@ -67,7 +68,7 @@ class SchedulerEngine:
     def _poison(self) -> None:
         """Now the host has let go of turns whose work the device may still have before it."""
         scheduler = self.scheduler
-        streams = (scheduler.forward_stream, scheduler.copy_stream) if self._on_gpu else ()
+        streams = (scheduler.forward_stream, scheduler.copy_stream) if self._streams else ()
         poison_free_memory(scheduler.device, streams)
 
     def schedule(self, slot: int) -> ScheduleBatch | None:
@@ -135,7 +136,7 @@ class SchedulerEngine:
             launched.record(scheduler.device_module.current_stream())
         record.after(batch, result, launched)
         self._let_go(proxy)
-        if self.needs_account(batch) and self._on_gpu:
+        if self.needs_account(batch) and self._streams:
             # The step before was accounted for already, so its ended requests' KV rows may be given away before this
             # step has read them: what the schedule stream writes comes behind this step.
             launched.wait()
@@ -145,14 +146,14 @@ class SchedulerEngine:
 
     def _let_go(self, proxy: object) -> None:
         """A chunk's hidden states are large: their memory is free behind the forward, not when the turn ends."""
-        if proxy is not None and self._on_gpu:
+        if proxy is not None and self._streams:
             for part in proxy.tensors.values():
                 if torch.is_tensor(part):  # the host sends a message type along
-                    part.record_stream(self.scheduler.forward_stream)
+                    keep_until_read(part, self.scheduler.forward_stream)
 
     def fill_frame(self, started: Tensor, payload: FramePayload) -> Tensor:
         """Filled on the forward stream: elsewhere the rows would be read before the forward has written them."""
-        if not self._on_gpu:
+        if not self._streams:
             fill_rows(started, self.layout, payload)
             return started
         with self.scheduler.forward_stream_ctx:
@@ -201,7 +202,7 @@ class SchedulerEngine:
         if newest is None or newest is turn or newest.forward is None:
             return
         launched = record_of(newest).launched
-        if launched is not None and self._on_gpu:
+        if launched is not None and self._streams:
             launched.wait()
 
     def refused(self, turn: StageTurn, rows: Sequence[int], reason: FrameRefused) -> bool:

@@ -19,6 +19,7 @@ from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
 from torch import Tensor
 
 from ..core.errors import FrameRefused, PPSpecError
+from .streams import uses_streams
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class ProxyLink:
         self.scheduler = scheduler
         self.num_draft_tokens = num_draft_tokens
         self._layouts: dict[str, tuple[TensorLayout, ...] | None] = {}  # per direction; None: no common layout
-        self._on_gpu = torch.device(scheduler.device).type != "cpu"
+        self._has_streams = uses_streams(scheduler)
         self._streams = {way: self._new_stream() for way in ("in", "out")}
 
     def receive(self, batch: ScheduleBatch) -> PPProxyTensors | None:
@@ -123,7 +124,7 @@ class ProxyLink:
         return group.cpu_group if tensor.is_cpu else group.device_group
 
     def _new_stream(self):
-        return self.scheduler.device_module.Stream() if self._on_gpu else None
+        return self.scheduler.device_module.Stream() if self._has_streams else None
 
     @contextlib.contextmanager
     def _stream(self, way: str):

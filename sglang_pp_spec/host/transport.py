@@ -23,6 +23,7 @@ from ..core.errors import FrameRefused
 from ..core.faults import Fault, FaultyChannel
 from ..core.layout import FrameLayout
 from ..observe.timeline import Timeline
+from .streams import host_copy_of, keep_until_read, uses_streams
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class FrameTransport:
         pp_group = scheduler.pp_group
         self._scheduler = scheduler
         self._timeline = timeline
-        self._on_gpu = torch.device(scheduler.device).type != "cpu"
+        self._streams = uses_streams(scheduler)
         settings = scheduler.settings
         make = partial(FaultyChannel, fault=Fault.parse(settings.fault)) if settings.fault else FrameChannel
         self.channel = make(
@@ -101,9 +102,9 @@ class FrameTransport:
     def send(self, slot: int, frame: Tensor) -> None:
         """Last stage: send ``frame`` behind the work that fills it; queue its host copy right there."""
         with self._scheduler.copy_stream_ctx:
-            if self._on_gpu:
+            if self._streams:
                 self._scheduler.copy_stream.wait_stream(self._scheduler.forward_stream)
-                frame.record_stream(self._scheduler.copy_stream)
+                keep_until_read(frame, self._scheduler.copy_stream)
             self.channel.send(slot, frame)
             self._local[slot] = self._arrival(frame)
 
@@ -121,12 +122,11 @@ class FrameTransport:
 
     def _arrival(self, frame: Tensor) -> HostFrame | DeviceFrame:
         """``frame`` as the copy stream has it, with its host copy queued."""
-        if not self._on_gpu:
+        if not self._streams:
             return HostFrame(frame, frame, self._timeline)
         arrived, copied = self._scheduler.device_module.Event(), self._scheduler.device_module.Event()
         arrived.record(self._scheduler.copy_stream)
-        host = torch.empty(frame.shape, dtype=frame.dtype, pin_memory=True)
-        host.copy_(frame, non_blocking=True)
+        host = host_copy_of(frame)
         copied.record(self._scheduler.copy_stream)
         return DeviceFrame(frame, host, arrived, copied, self._timeline, self._scheduler.settings.frame_timeout_s)
 

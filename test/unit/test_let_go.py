@@ -10,14 +10,16 @@ from sglang_pp_spec.host.engine import SchedulerEngine
 
 
 class Received(torch.Tensor):
-    """A tensor that remembers the streams it was recorded on."""
+    """A tensor on a GPU that remembers the streams it was recorded on."""
+
+    is_cpu = False
 
     def record_stream(self, stream: object) -> None:
         self.streams = [*getattr(self, "streams", []), stream]
 
 
 def let_go(tensors: dict[str, object]) -> None:
-    engine = SimpleNamespace(_on_gpu=True, scheduler=SimpleNamespace(forward_stream="forward"))
+    engine = SimpleNamespace(_streams=True, scheduler=SimpleNamespace(forward_stream="forward"))
     SchedulerEngine._let_go(engine, SimpleNamespace(tensors=tensors))
 
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from sglang_pp_spec.core.errors import PPSpecError
+from sglang_pp_spec.core.settings import Settings
 from sglang_pp_spec.host.proxy import ProxyLink
 
 DRAFTS = 3
 
 
 def link() -> ProxyLink:
-    return ProxyLink(SimpleNamespace(device="cpu"), num_draft_tokens=DRAFTS)
+    return ProxyLink(SimpleNamespace(device="cpu", settings=Settings()), num_draft_tokens=DRAFTS)
 
 
 def batch(rows: int, extend: bool = False) -> SimpleNamespace:

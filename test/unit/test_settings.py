@@ -37,6 +37,7 @@ def test_every_word_for_no_leaves_it_off(text):
         ({P + "STAGE_DELAY_MS": "2.5"}, "stage_delay_ms", 2.5),
         ({P + "DRAFT_DELAY_MS": "0"}, "draft_delay_ms", 0.0),
         ({P + "POISON": "1"}, "poison", True),
+        ({P + "STREAMS": "1"}, "streams", True),
         ({P + "SLOT_FILL": "8"}, "slot_fill", 8),
     ],
 )

@@ -43,6 +43,11 @@ def poisoned(spec: ServerSpec) -> ServerSpec:
     return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_POISON": "1"})
 
 
+def streamed(spec: ServerSpec) -> ServerSpec:
+    """``spec`` on the way that GPUs take through streams and events; on a GPU that is the only one."""
+    return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_STREAMS": "1"})
+
+
 def with_overlap(spec: ServerSpec) -> ServerSpec:
     """``spec`` with rounds launched before the frame of the round before is read."""
     return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_OVERLAP": "on"})
@@ -55,12 +60,12 @@ def without_overlap(spec: ServerSpec) -> ServerSpec:
 
 PLUGIN_CHAIN, PLUGIN_TREE = replace(CHAIN, mode="plugin"), replace(TREE, mode="plugin")
 ARMS = {
-    "pp2-chain": with_overlap(replace(PLUGIN_CHAIN, pp=2)),
+    "pp2-chain-streams": with_overlap(streamed(replace(PLUGIN_CHAIN, pp=2))),
     "tp2-pp2-tree": with_overlap(replace(PLUGIN_TREE, pp=2, tp=2)),
-    "pp3-tree-depth1-poisoned": with_overlap(poisoned(depth(replace(PLUGIN_TREE, pp=3), 1))),
+    "pp3-tree-depth1-poisoned-streams": with_overlap(streamed(poisoned(depth(replace(PLUGIN_TREE, pp=3), 1)))),
     "pp4-chain": with_overlap(replace(PLUGIN_CHAIN, pp=4)),
     "pp2-chain-depth2-page16": with_overlap(paged(depth(replace(PLUGIN_CHAIN, pp=2), 2))),
-    "pp2-tree-sync": without_overlap(replace(PLUGIN_TREE, pp=2)),
+    "pp2-tree-sync-streams": without_overlap(streamed(replace(PLUGIN_TREE, pp=2))),
     "pp3-chain-depth2-sync": without_overlap(depth(replace(PLUGIN_CHAIN, pp=3), 2)),
     "pp4-tree-depth1-sync-poisoned": without_overlap(poisoned(depth(replace(PLUGIN_TREE, pp=4), 1))),
 }
