@@ -21,7 +21,7 @@
 # (default 2), TP the tensor-parallel size of a stage (default 1), MINUTES the length of a soak (default 9), TOGETHER how
 # many servers start at once (default 3): round_large needs about 60 GB for each, over all GPUs. ARMS names the arms of
 # round, round_large and long (benchmark.gpu_round has the list), SIZES the batch sizes.
-# On a machine without a GPU the soaks rehearse on the CPU engine, with GPUS stages.
+# On a machine without a GPU the soaks rehearse on the CPU engine, with GPUS stages; results under TMPDIR.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-$(scripts/setup.sh)}
@@ -35,6 +35,9 @@ fi
 export PYTHONUNBUFFERED=1
 . scripts/gpu_models.sh
 results=benchmark/results
+if ! command -v nvidia-smi >/dev/null; then
+    results=${TMPDIR:-/tmp}/pp_spec_rehearsal # what GPUs measured stays
+fi
 
 measure() { # MODEL NAME SIZES [ARGUMENT ...]
     [ -n "$1" ] || return 1
