@@ -20,10 +20,9 @@ from typing import Any
 
 from .gpu_round import Arm, arms
 from .report import emit, provenance, table
-from .simulate import MEASURED_ACCOUNT_S, MEASURED_HOST_S, Pipeline, simulate
+from .simulate import BEFORE_FORWARD, MEASURED_ACCOUNT_S, MEASURED_HOST_S, Pipeline, simulate
 
 ROUNDS = 60
-BEFORE_FORWARD = 2 / 3  # of the host's work in a turn; the rest follows the frame
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -77,6 +76,8 @@ def check_schedule(measured: dict[str, Any]) -> dict[str, float]:
 def check_rounds(measured: dict[str, Any]) -> dict[str, float]:
     """The round of every arm of ours at every batch size but the one that the host's work is read off."""
     found = measured["arms"]
+    if "1" not in found.get("ours_sync", {}):
+        raise ValueError("this result has no arm ours_sync at batch size 1, which the host's work is read off")
     alone = found["ours_sync"]["1"]
     host_ms = alone["ms_per_round"] - sum(alone["device_ms_per_gpu"])
     known = arms(num_gpus=len(alone["device_ms_per_gpu"]), tp=1)

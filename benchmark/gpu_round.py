@@ -23,7 +23,6 @@ import argparse
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +37,7 @@ from sglang_pp_spec.server import Reply, Server, ServerSpec
 from . import device_time
 from .mps import mps_server
 from .pin import pin_stages
-from .report import emit, provenance
+from .report import emit, nvidia_smi, provenance
 
 PROMPT_TOKENS = 64
 FEW = 32
@@ -254,12 +253,6 @@ def model_shape(folder: Path) -> dict[str, object]:
     return {name: config.get(name) for name in wanted}
 
 
-def gpu_names() -> list[str]:
-    """The GPUs of this machine, as the driver names them."""
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.splitlines()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
@@ -297,7 +290,10 @@ def main() -> None:
         parser.error(f"unknown arms {', '.join(unknown)}; known: {', '.join(known)}")
     chosen = {name: known[name] for name in options.arms.split(",")}
     found: dict[str, dict[str, dict[str, object]]] = {}
-    about = provenance() | {"gpus": gpu_names(), "model": model_shape(Path(options.model))}
+    about = provenance() | {
+        "gpus": [", ".join(gpu) for gpu in nvidia_smi("--query-gpu=name,driver_version")],
+        "model": model_shape(Path(options.model)),
+    }
     try:
         with mps_server() if any(arm.mps for arm in chosen.values()) else contextlib.nullcontext() as options.mps:
             run_arms(chosen, options, found)

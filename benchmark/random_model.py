@@ -44,23 +44,23 @@ def config(layers: int, hidden: int, architecture: str) -> dict[str, object]:
     }
 
 
-def layer_weights(shape: dict[str, object], device: str, *, adds_nothing: bool = False) -> dict[str, torch.Tensor]:
-    """One decoder layer's weights, normal with the usual 1/sqrt(fan-in)."""
+def layer_weights(shape: dict[str, object], device: str, *, adds: float = 1.0) -> dict[str, torch.Tensor]:
+    """One decoder layer's weights, normal with the usual 1/sqrt(fan-in); what it adds to its input times ``adds``."""
     hidden, inner = int(str(shape["hidden_size"])), int(str(shape["intermediate_size"]))
-    kv = int(str(shape["num_key_value_heads"])) * HEAD_DIM
+    kv = int(str(shape["num_key_value_heads"])) * int(str(shape["head_dim"]))
 
-    def matrix(rows: int, columns: int, zero: bool = False) -> torch.Tensor:
-        weight = torch.randn(rows, columns, device=device) * (0.0 if zero else columns**-0.5)
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
+        weight = torch.randn(rows, columns, device=device) * scale * columns**-0.5
         return weight.to(torch.bfloat16).cpu()
 
     return {
         "self_attn.q_proj.weight": matrix(hidden, hidden),
         "self_attn.k_proj.weight": matrix(kv, hidden),
         "self_attn.v_proj.weight": matrix(kv, hidden),
-        "self_attn.o_proj.weight": matrix(hidden, hidden, zero=adds_nothing),
+        "self_attn.o_proj.weight": matrix(hidden, hidden, adds),
         "mlp.gate_proj.weight": matrix(inner, hidden),
         "mlp.up_proj.weight": matrix(inner, hidden),
-        "mlp.down_proj.weight": matrix(hidden, inner, zero=adds_nothing),
+        "mlp.down_proj.weight": matrix(hidden, inner, adds),
         "input_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
         "post_attention_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
     }
@@ -99,7 +99,7 @@ def build(out: Path, layers: int, hidden: int, seed: int = 0) -> None:
     write(out / "target", target, weights)
 
     draft = config(1, hidden, "LlamaForCausalLMEagle")
-    head = {f"layers.0.{name}": w for name, w in layer_weights(draft, device, adds_nothing=True).items()}
+    head = {f"layers.0.{name}": w for name, w in layer_weights(draft, device, adds=0.0).items()}
     del head["layers.0.input_layernorm.weight"]  # an EAGLE head normalises nothing before its first layer
     head["fc.bias"] = torch.zeros(hidden, dtype=torch.bfloat16)
     identity = torch.eye(hidden, dtype=torch.bfloat16)

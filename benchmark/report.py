@@ -57,6 +57,16 @@ def emit(result: dict[str, Any], json_path: str | None = None) -> None:
     print(json.dumps(result), flush=True)
 
 
+def nvidia_smi(query: str) -> list[list[str]]:
+    """The rows of one of its queries, numbers without units; none where there is no NVIDIA driver."""
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        out = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    except FileNotFoundError:
+        return []
+    return [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A plain text table: first column to the left, numbers to the right."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]

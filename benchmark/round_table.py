@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+APART = 1.05  # runs of a cell whose times differ by more than this are shown
+
 Arms = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
@@ -52,7 +54,9 @@ def markdown(arms: Arms, what: str, cell: Callable[[Mapping[str, Any]], str]) ->
 
 
 def _round(one: Mapping[str, Any]) -> str:
-    return f"{one['ms_per_round']:.1f} ({one['to_device']:.2f} x)"
+    cell = f"{one['ms_per_round']:.1f} ({one['to_device']:.2f} x)"
+    shortest, longest = min(one["ms_all"]), max(one["ms_all"])
+    return f"{cell}, {shortest:.1f} to {longest:.1f}" if longest > APART * shortest else cell
 
 
 def _long_prompt(one: Mapping[str, Any]) -> str:

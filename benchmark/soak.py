@@ -26,7 +26,7 @@ from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server, ServerError, ServerSpec
 
 from .arms import DEFAULT_DRAFT, DEFAULT_MODEL, GPU_ARGS
-from .report import emit, provenance
+from .report import emit, nvidia_smi, provenance
 
 CHUNK = 128
 
@@ -85,20 +85,17 @@ def gpu_memory_mib(server: Server) -> dict[str, int]:
     """Used memory per GPU: of the server's own processes, or of all where the driver does not tell them apart."""
     own = processes(server)
     used: Counter[str] = Counter()
-    for gpu, pid, mib in _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory"):
+    for gpu, pid, mib in nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory"):
         if pid.isdigit() and int(pid) in own and mib.isdigit():
             used[f"{gpu} (own processes)"] += int(mib)
-    return dict(used) or {gpu: int(mib) for gpu, mib in _nvidia_smi("--query-gpu=uuid,memory.used")}
+    return dict(used) or {gpu: int(mib) for gpu, mib in nvidia_smi("--query-gpu=uuid,memory.used")}
 
 
-def _nvidia_smi(query: str) -> list[list[str]]:
-    """The rows of one query; none where there is no GPU."""
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-    try:
-        out = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
-    except FileNotFoundError:
-        return []
-    return [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]
+def growth_mib(first: dict[str, int], last: dict[str, int]) -> list[int]:
+    """Per GPU; ValueError if the two readings are not of the same things."""
+    if set(first) != set(last):
+        raise ValueError(f"GPU memory was first read of {sorted(first)}, then of {sorted(last)}")
+    return [last[gpu] - first[gpu] for gpu in first]
 
 
 def spec_of(options: argparse.Namespace) -> ServerSpec:
@@ -135,8 +132,11 @@ def main(argv: list[str] | None = None) -> dict[str, object]:
         server.flush_cache(timeout_s=60)
         alive = server.is_alive()
     grown = memory["last tenth"]["host_mib"] - memory["first tenth"]["host_mib"]
-    gpus_first, gpus_last = (memory[when]["gpu_mib"] for when in ("first tenth", "last tenth"))
-    grown_gpus = [gpus_last[gpu] - gpus_first[gpu] for gpu in gpus_first]
+    grown_gpus: list[int] = []
+    try:
+        grown_gpus = growth_mib(memory["first tenth"]["gpu_mib"], memory["last tenth"]["gpu_mib"])
+    except ValueError as error:
+        soak.failures.append(str(error))
     seen = soak.seen
     result = provenance() | {
         "settings": {name: getattr(options, name) for name in ("pp", "topk", "minutes", "clients", "long_tokens")},

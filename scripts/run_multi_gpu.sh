@@ -5,7 +5,7 @@
 #
 #   test                 consistency: chain and tree, with overlap and without, against plain EAGLE on one GPU; three
 #                        and four stages talk through NCCL if there are as many GPUs, and share the first one if not
-#   faults               wrong frames, a dead stage; with less than four GPUs, those of two stages alone (15 minutes)
+#   faults               wrong frames, a dead stage, the abort policy; with less than four GPUs, those of two stages alone (15 minutes)
 #   soak soak_tree       nine minutes of random arrivals, long prompts and aborts (stages of one GPU each, whatever TP)
 #   round round_large    ms per round at batch sizes 1, 8, 32: ours with overlap and without, with one slot, built-in and
 #                        its depth 1, one stage on all GPUs (TP), with 1.2 and with 26 billion parameters (there 64 too,
@@ -54,7 +54,7 @@ soak() { # NAME [ARGUMENT ...]
 part() { # NAME, whose suffixes are already taken care of, and the full name for results
     case $1 in
         test) "$python" -m pytest test/gpu -q -s ;;
-        faults) "$python" -m pytest test/registered/pp/test_faults.py -q -k "wrong_frame or killed" ;;
+        faults) "$python" -m pytest test/registered/pp/test_faults.py -q -k "not Noise" ;;
         soak) soak "$2" ;;
         soak_tree) soak "$2" --topk 2 ;;
         round) measure "$(small_model)" "$2" 1,8,32 ;;

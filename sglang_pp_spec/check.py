@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sglang_pp_spec.core.checkpoint import PreflightFailure, check_checkpoints
-from sglang_pp_spec.core.settings import COLOCATED, ENABLE, Settings
+from sglang_pp_spec.core.settings import ENABLE, Settings
 from sglang_pp_spec.cpu_engine.environment import cpu_environment
 from sglang_pp_spec.server.spec import (
     COLOCATED_PLUGIN_NAME,
@@ -108,7 +108,8 @@ def check_settings(environ: Mapping[str, str], enabled: bool | None = None) -> s
 def check_device(environ: Mapping[str, str], num_stages: int) -> str:
     """There is a GPU for every stage, or the CPU engine's kernels can be imported."""
     if not uses_cpu_engine(environ):
-        found, needed = num_gpus(environ), 1 if environ.get(COLOCATED) else num_stages
+        colocated = Settings.from_environment(environ).colocated
+        found, needed = num_gpus(environ), 1 if colocated else num_stages
         if found < needed:
             raise PreflightFailure(
                 f"{found} GPU(s) for {num_stages} stages",

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the servers' context managers
     try:
-        environment_word = _preflight(console)
+        environment_word = _preflight(console, options.pp)
     except PreflightFailure as failure:
         console.print(f"FAILED: {failure}", markup=False, soft_wrap=True)
         return 1
@@ -194,10 +194,10 @@ def _reporters(progress: Progress, task: TaskID, title: str) -> tuple[OnUp, OnRe
     return on_up, on_reply
 
 
-def _preflight(console: Console) -> str:
+def _preflight(console: Console, num_stages: int) -> str:
     """Run every check; returns what serves, in a word."""
     with console.status("checking the installation"):
-        for check in all_checks(os.environ, num_stages=2):
+        for check in all_checks(os.environ, num_stages):
             check()
     return "CPU engine, float32" if uses_cpu_engine(os.environ) else "GPU"
 

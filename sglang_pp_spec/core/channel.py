@@ -30,7 +30,7 @@ class FrameChannel:
         ranks: list[int],
         stage: int,
         device: torch.device,
-        timeout_s: float = 240.0,
+        timeout_s: float,
     ) -> None:
         self.layout = layout
         self._timeout = timedelta(seconds=timeout_s)

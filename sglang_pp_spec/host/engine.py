@@ -44,7 +44,7 @@ class SchedulerEngine:
         fault = Fault.parse(scheduler.settings.fault) if scheduler.settings.fault else None
         self._fault = fault if fault and fault.kind == "diverge" and scheduler.pp_group.is_first_rank else None
         self._num_scheduled = 0
-        self._streams = uses_streams(scheduler)
+        self._has_streams = uses_streams(scheduler)
 
     def enter(self, slot: int) -> None:
         """SGLang's loops keep the batch of the current turn on the scheduler; requests are handled against it."""
@@ -68,7 +68,7 @@ class SchedulerEngine:
     def _poison(self) -> None:
         """Now the host has let go of turns whose work the device may still have before it."""
         scheduler = self.scheduler
-        streams = (scheduler.forward_stream, scheduler.copy_stream) if self._streams else ()
+        streams = (scheduler.forward_stream, scheduler.copy_stream) if self._has_streams else ()
         poison_free_memory(scheduler.device, streams)
 
     def schedule(self, slot: int) -> ScheduleBatch | None:
@@ -136,7 +136,7 @@ class SchedulerEngine:
             launched.record(scheduler.device_module.current_stream())
         record.after(batch, result, launched)
         self._let_go(proxy)
-        if self.needs_account(batch) and self._streams:
+        if self.needs_account(batch) and self._has_streams:
             # The step before was accounted for already, so its ended requests' KV rows may be given away before this
             # step has read them: what the schedule stream writes comes behind this step.
             launched.wait()
@@ -146,14 +146,14 @@ class SchedulerEngine:
 
     def _let_go(self, proxy: object) -> None:
         """A chunk's hidden states are large: their memory is free behind the forward, not when the turn ends."""
-        if proxy is not None and self._streams:
+        if proxy is not None and self._has_streams:
             for part in proxy.tensors.values():
                 if torch.is_tensor(part):  # the host sends a message type along
                     keep_until_read(part, self.scheduler.forward_stream)
 
     def fill_frame(self, started: Tensor, payload: FramePayload) -> Tensor:
         """Filled on the forward stream: elsewhere the rows would be read before the forward has written them."""
-        if not self._streams:
+        if not self._has_streams:
             fill_rows(started, self.layout, payload)
             return started
         with self.scheduler.forward_stream_ctx:
@@ -202,7 +202,7 @@ class SchedulerEngine:
         if newest is None or newest is turn or newest.forward is None:
             return
         launched = record_of(newest).launched
-        if launched is not None and self._streams:
+        if launched is not None and self._has_streams:
             launched.wait()
 
     def refused(self, turn: StageTurn, rows: Sequence[int], reason: FrameRefused) -> bool:

@@ -2,8 +2,8 @@
 
 On the last stage a frame is local: its host copy is queued right behind the forward. On the others the copy is
 queued behind the receive. Work that uses the frame waits for its arrival on the device; the host waits for one event
-per frame, when it reads it. It does not wait for ever: NCCL itself never says that a frame, or
-the hidden states that it depends on, will not come.
+per frame, when it reads it. It does not wait for ever: NCCL never says that a frame, or the hidden states that it
+depends on, will not come.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DeviceFrame:
     arrived: Any  # event: the frame is there
     copied: Any  # event: the host copy is there
     timeline: Timeline
-    timeout_s: float = 240.0
+    timeout_s: float
 
     @property
     def device(self) -> Tensor:
@@ -81,7 +81,7 @@ class FrameTransport:
         pp_group = scheduler.pp_group
         self._scheduler = scheduler
         self._timeline = timeline
-        self._streams = uses_streams(scheduler)
+        self._has_streams = uses_streams(scheduler)
         settings = scheduler.settings
         make = partial(FaultyChannel, fault=Fault.parse(settings.fault)) if settings.fault else FrameChannel
         self.channel = make(
@@ -102,7 +102,7 @@ class FrameTransport:
     def send(self, slot: int, frame: Tensor) -> None:
         """Last stage: send ``frame`` behind the work that fills it; queue its host copy right there."""
         with self._scheduler.copy_stream_ctx:
-            if self._streams:
+            if self._has_streams:
                 self._scheduler.copy_stream.wait_stream(self._scheduler.forward_stream)
                 keep_until_read(frame, self._scheduler.copy_stream)
             self.channel.send(slot, frame)
@@ -122,7 +122,7 @@ class FrameTransport:
 
     def _arrival(self, frame: Tensor) -> HostFrame | DeviceFrame:
         """``frame`` as the copy stream has it, with its host copy queued."""
-        if not self._streams:
+        if not self._has_streams:
             return HostFrame(frame, frame, self._timeline)
         arrived, copied = self._scheduler.device_module.Event(), self._scheduler.device_module.Event()
         arrived.record(self._scheduler.copy_stream)

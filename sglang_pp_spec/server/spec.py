@@ -120,8 +120,10 @@ def has_gpu(environ: Mapping[str, str]) -> bool:
 
 
 def num_gpus(environ: Mapping[str, str]) -> int:
-    """How many GPUs are visible, by their device files; 1 for AMD's, which share one."""
-    files = len(glob.glob("/dev/nvidia[0-9]*")) or len(glob.glob("/dev/kfd"))
+    """How many GPUs are visible, by their device files; of AMD's perhaps too many, as other cards render, too."""
+    files = len(glob.glob("/dev/nvidia[0-9]*"))
+    if not files and glob.glob("/dev/kfd"):
+        files = max(1, len(glob.glob("/dev/dri/renderD*")))
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return files

@@ -87,6 +87,16 @@ def test_a_probe_that_fails_passes_on_the_last_line_of_its_error():
         check.probe("raise RuntimeError('no such thing')", CLEAN | ON_CPU)
 
 
+def test_fewer_gpus_than_stages_fail_unless_all_stages_share_one(monkeypatch):
+    """The preflight said "ok: GPU", and the server failed a minute later, over NCCL."""
+    monkeypatch.setattr(check, "num_gpus", lambda environ: 1)
+    on_gpu = {"SGLANG_PP_SPEC_CPU_ENGINE": "0"}
+    with pytest.raises(PreflightFailure, match=r"1 GPU\(s\) for 2 stages; take fewer stages"):
+        check.check_device(on_gpu | {"SGLANG_PP_SPEC_COLOCATED": "0"}, num_stages=2)
+    assert check.check_device(on_gpu | {"SGLANG_PP_SPEC_COLOCATED": "1"}, num_stages=2)
+    assert check.check_device(on_gpu, num_stages=1)
+
+
 def test_a_missing_entry_point_is_named(monkeypatch):
     monkeypatch.setattr(check.importlib.metadata, "entry_points", lambda group: [])
     with pytest.raises(PreflightFailure, match=r"pp_spec .*not installed; run scripts/setup\.sh"):

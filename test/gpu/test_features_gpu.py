@@ -1,7 +1,7 @@
 """What requests may ask for besides text, on GPUs with overlap: grammars, log probabilities, pauses, retractions.
 
 On a GPU these cross streams: a grammar's mask is made from tokens that the round before has just decided, log
-probabilities are copied back beside the next round, and KV rows change hands under rounds that are launched already.
+probabilities are read back before the frame is sent, and KV rows change hands under rounds that are launched already.
 """
 
 from __future__ import annotations
@@ -18,25 +18,21 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "registered" / "pp"))
-from conftest import CHAIN
+from conftest import CHAIN, RETRACTING, on_gpus
 from workloads import Ask, ask_all, ask_with_aborts, constrained, few_shot, logprobs
 
-from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Server, started_together
 from sglang_pp_spec.tiny import problems
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-RETRACTING = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "40"}
 ROUNDING = 0.25  # of a log probability in bfloat16, where the model knows what it says
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, Server]]:
     """Ours with overlap, the same where requests are retracted all the time, and plain EAGLE."""
-    ours = replace(CHAIN, pp=2, mode="plugin")
-    if torch.cuda.device_count() < 2:
-        ours = replace(ours, extra_env={COLOCATED: "1"})
+    ours = on_gpus(replace(CHAIN, pp=2, mode="plugin"))
     retracting = replace(ours, extra_env={**ours.extra_env, **RETRACTING})
     found = {"ours": Server(ours), "retracting": Server(retracting), "plain": Server(CHAIN)}
     with started_together(*found.values()):

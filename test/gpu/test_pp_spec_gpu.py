@@ -17,11 +17,10 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "registered" / "pp"))
-from conftest import CHAIN, TREE, poisoned, without_overlap
+from conftest import CHAIN, TREE, on_gpus, poisoned, without_overlap
 from workloads import WORKLOADS, accept_length, ask_all, rounds
 
 from benchmark.ties import TIE, Difference, differences
-from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server, started_together
 
 #: On few-shot prompts the tiny model babbles, and arithmetic in bfloat16 moves its margins by up to 2.2
@@ -54,9 +53,7 @@ class Compared:
 @pytest.fixture(scope="module", params=CASES)
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     """Two servers with the plugin and a plain one, which judges."""
-    overlap = CASES[request.param]
-    if torch.cuda.device_count() < overlap.pp:
-        overlap = replace(overlap, extra_env={**overlap.extra_env, COLOCATED: "1"})
+    overlap = on_gpus(CASES[request.param])
     sync = without_overlap(overlap)
     plain = replace(overlap, mode="plain", pp=1, extra_env={})
     asked = [(name, ask) for name in WORKLOADS_HERE for ask in WORKLOADS[name]()]

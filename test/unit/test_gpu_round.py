@@ -49,7 +49,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_round, "measure", measure)
     monkeypatch.setattr(gpu_round, "measure_device", lambda *_: {"device_ms_per_round": 2.0})
     monkeypatch.setattr(gpu_round, "pin_stages", lambda pid: {})
-    monkeypatch.setattr(gpu_round, "gpu_names", lambda: [])
+    monkeypatch.setattr(gpu_round, "nvidia_smi", lambda query: [])
     monkeypatch.setattr(gpu_round.time, "sleep", lambda seconds: None)
 
     def run(arms, *extra):

@@ -19,7 +19,7 @@ class Received(torch.Tensor):
 
 
 def let_go(tensors: dict[str, object]) -> None:
-    engine = SimpleNamespace(_streams=True, scheduler=SimpleNamespace(forward_stream="forward"))
+    engine = SimpleNamespace(_has_streams=True, scheduler=SimpleNamespace(forward_stream="forward"))
     SchedulerEngine._let_go(engine, SimpleNamespace(tensors=tensors))
 
 

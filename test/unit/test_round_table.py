@@ -6,7 +6,7 @@ import pytest
 
 from benchmark.round_table import arms_of, tables
 
-ROUND = {"ms_per_round": 10.539, "to_device": 1.072}
+ROUND = {"ms_per_round": 10.539, "ms_all": [10.4, 10.678], "to_device": 1.072}
 
 
 def test_a_batch_size_that_an_arm_lacks_is_a_dash_and_sizes_are_in_order():
@@ -24,6 +24,12 @@ def test_long_prompts_have_a_table_of_their_own_where_they_were_measured():
     long = {"ttft_ms": 662.0, "tpot_ms": 36.612, "tokens_per_s": 192.8}
     _, table = tables({"ours": {"8": ROUND | long}, "tp1": {"8": ROUND}})
     assert table.splitlines()[2:] == ["| `ours` | 662 / 36.6 / 193 |", "| `tp1` | - |"]
+
+
+def test_runs_that_are_far_apart_are_shown():
+    """A mean of 22.5 and 19.6 read like one of 21.1 and 20.9."""
+    (table,) = tables({"ours": {"8": ROUND | {"ms_all": [22.47, 19.59]}}})
+    assert table.splitlines()[2] == "| `ours` | 10.5 (1.07 x), 19.6 to 22.5 |"
 
 
 def test_results_are_joined_by_arm_and_an_arm_that_is_in_two_of_them_is_an_error(tmp_path):

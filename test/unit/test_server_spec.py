@@ -148,6 +148,14 @@ def test_visible_gpus_are_counted_without_a_driver(monkeypatch, chosen, expected
     assert num_gpus({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}) == expected
 
 
+def test_two_amd_gpus_are_two():
+    """They share one device file, so a preflight that counted those would refuse two stages."""
+    files = {"/dev/kfd": ["/dev/kfd"], "/dev/dri/renderD*": ["/dev/dri/renderD128", "/dev/dri/renderD129"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.glob, "glob", lambda pattern: files.get(pattern, []))
+        assert num_gpus({}) == 2
+
+
 def test_a_flag_counts_as_given_in_both_spellings():
     assert is_given("--dtype", ["--dtype", "half"]) and is_given("--dtype", ["--dtype=half"])
     assert not is_given("--dtype", ["--dtype-x", "half"])

@@ -62,6 +62,8 @@ def test_each_key_sets_its_field_and_no_other(environ, field, value):
         (P + "STAGE_DELAY_MS", "nan"),
         (P + "STAGE_DELAY_MS", "60000"),
         (P + "DRAFT_DELAY_MS", "fast"),
+        (P + "FRAME_TIMEOUT_S", "0"),
+        (P + "FRAME_TIMEOUT_S", "0.5"),
     ],
 )
 def test_a_value_out_of_range_names_key_and_value(key, text):

@@ -94,6 +94,11 @@ def test_the_model_is_within_its_tolerance_of_what_was_measured(path):
         assert abs(ratio - 1) <= tolerance(measured), f"{name}: simulated is {ratio:.2f} of measured"
 
 
+def test_a_result_without_that_point_is_refused_by_its_name():
+    with pytest.raises(ValueError, match="no arm ours_sync at batch size 1"):
+        check_rounds(json.loads((RESULTS / "gpu_round_2gpu_tp1_round_large.json").read_text()))
+
+
 def test_the_point_that_the_host_s_work_is_read_off_is_no_prediction():
     """It would agree whatever the model said."""
     points = check_rounds(json.loads(TWO_GPUS.read_text()))

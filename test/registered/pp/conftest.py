@@ -12,7 +12,8 @@ import pytest
 from workloads import CHUNK, WORKLOADS, ask_all
 
 from benchmark.arms import GPU_ARGS
-from sglang_pp_spec.server import Reply, Server, ServerSpec, uses_cpu_engine
+from sglang_pp_spec.core.settings import COLOCATED
+from sglang_pp_spec.server import Reply, Server, ServerSpec, num_gpus, uses_cpu_engine
 from sglang_pp_spec.tiny import DRAFT_PATH, TARGET_PATH
 
 #: The GPU kernels take no float32. In bfloat16 another batch shape may flip a tie, so on a GPU tests that compare
@@ -22,10 +23,18 @@ MACHINE_ARGS = (
     if uses_cpu_engine(os.environ)
     else (*GPU_ARGS, "--max-running-requests", "32", "--cuda-graph-max-bs-decode", "16")
 )
+#: A request goes back to the queue every so many rounds, whether KV is short or not.
+RETRACTING = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "40"}
 CHAIN = ServerSpec(
     str(TARGET_PATH), str(DRAFT_PATH), extra_args=("--chunked-prefill-size", str(CHUNK), *MACHINE_ARGS)
 )
 TREE = replace(CHAIN, topk=2, num_draft_tokens=4)
+
+
+def on_gpus(spec: ServerSpec) -> ServerSpec:
+    """``spec`` on as many GPUs as there are: where stages have none of their own, all share the first one."""
+    enough = num_gpus(os.environ) >= spec.pp
+    return spec if enough else replace(spec, extra_env={**spec.extra_env, COLOCATED: "1"})
 
 
 def depth(spec: ServerSpec, value: int) -> ServerSpec:
