@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
 from torch import Tensor
 
 from ..core.errors import FrameRefused, PPSpecError
-from .streams import uses_streams
+from .streams import new_stream, uses_streams
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,16 @@ class ProxyLink:
         self.num_draft_tokens = num_draft_tokens
         self._layouts: dict[str, tuple[TensorLayout, ...] | None] = {}  # per direction; None: no common layout
         self._has_streams = uses_streams(scheduler)
-        self._streams = {way: self._new_stream() for way in ("in", "out")}
+        self._receives_on_sms = self._has_streams and dist.get_backend(scheduler.pp_group.device_group) == "nccl"
+        self._streams = dict(zip(("in", "out"), self._new_streams(), strict=True))
 
     def receive(self, batch: ScheduleBatch) -> PPProxyTensors | None:
-        """Hidden states of ``batch`` from the previous stage; on a GPU the forward stream waits, not the host."""
+        """Hidden states of ``batch`` from the previous stage; on a GPU the forward stream waits, not the host.
+
+        NCCL receives on SMs: a receive that waits for its sender takes them from the kernels beside it. So it is
+        queued behind the forwards that come before its own; what was sent meanwhile lies in NCCL's buffer, or, if it
+        does not fit, the sender's send waits on a stream of its own.
+        """
         layout = self._layout("in", batch)
         if layout is None:
             proxy = self.scheduler._pp_recv_proxy_tensors()
@@ -50,6 +57,8 @@ class ProxyLink:
             return proxy
         num_tokens = self._num_tokens(batch)
         with self._stream("in") as stream:
+            if self._receives_on_sms:
+                stream.wait_stream(self.scheduler.forward_stream)
             try:
                 tensors = {part.name: self._receive_one(part, num_tokens) for part in layout}
             except RuntimeError as error:
@@ -123,8 +132,14 @@ class ProxyLink:
         group = self.scheduler.pp_group
         return group.cpu_group if tensor.is_cpu else group.device_group
 
-    def _new_stream(self):
-        return self.scheduler.device_module.Stream() if self._has_streams else None
+    def _new_streams(self) -> tuple[Any, Any]:
+        """Two streams that are none of those in use, where there are streams."""
+        if not self._has_streams:
+            return None, None
+        scheduler = self.scheduler
+        used = (scheduler.forward_stream, scheduler.copy_stream, scheduler.schedule_stream)
+        one = new_stream(scheduler, used)
+        return one, new_stream(scheduler, (*used, one))
 
     @contextlib.contextmanager
     def _stream(self, way: str):

@@ -6,15 +6,24 @@ there all the same, with torch.cpu's streams and events, which are always done: 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from sglang.srt.managers.utils import allocate_distinct_stream
 from torch import Tensor
 
 
 def uses_streams(scheduler) -> bool:
     """Whether this scheduler's forwards run beside its host, or tests want to see as much."""
     return torch.device(scheduler.device).type != "cpu" or scheduler.settings.streams
+
+
+def new_stream(scheduler, used: Iterable[Any]) -> Any:
+    """A stream that is none of ``used``: CUDA's come from a pool, and one may be given out twice."""
+    if torch.device(scheduler.device).type == "cpu":
+        return scheduler.device_module.Stream()
+    return allocate_distinct_stream(scheduler.device_module, used)
 
 
 def keep_until_read(tensor: Tensor, stream: Any) -> None:

@@ -86,6 +86,7 @@ SYMBOLS = (
         "extras",
     ),
     _row("distributed.parallel_state.P2PWork", "class", "work payload", "hidden states on"),
+    _row("managers.utils.allocate_distinct_stream", "call", "device_module avoid_streams", "hidden states in and on"),
     _row("managers.utils.get_logprob_dict_from_result", "call", "result", "extras"),
     _row("managers.utils.get_logprob_from_pp_outputs", "call", "next_pp_outputs", "extras"),
     _row("managers.overlap_utils.decide_needs_cpu_seq_lens", "call", "attn_backends", "planning"),

@@ -131,6 +131,15 @@ class FrameTransport:
         return DeviceFrame(frame, host, arrived, copied, self._timeline, self._scheduler.settings.frame_timeout_s)
 
 
+def _options(backend: str):
+    """NCCL: one CTA, since a frame is small and its receive waits on an SM; a stream of another pool than ours."""
+    if backend != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = 1
+    return options
+
+
 def _own_group(scheduler) -> dist.ProcessGroup:
     """A process group of this pipeline's stages for frames alone, so that no other traffic can stand before them.
 
@@ -142,7 +151,7 @@ def _own_group(scheduler) -> dist.ProcessGroup:
     gathered: list[list[int] | None] = [None] * dist.get_world_size(scheduler.world_group.cpu_group)
     dist.all_gather_object(gathered, list(mine), group=scheduler.world_group.cpu_group)
     for ranks in sorted({tuple(r) for r in gathered if r}):
-        group = dist.new_group(list(ranks), backend=backend)
+        group = dist.new_group(list(ranks), backend=backend, pg_options=_options(backend))
         if list(ranks) == list(mine):
             own = group
     if own is None:
