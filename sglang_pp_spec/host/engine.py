@@ -45,6 +45,7 @@ class SchedulerEngine:
         self._fault = fault if fault and fault.kind == "diverge" and scheduler.pp_group.is_first_rank else None
         self._num_scheduled = 0
         self._has_streams = uses_streams(scheduler)
+        self._reading: list = []  # events: steps that still read the KV tables are done
 
     def enter(self, slot: int) -> None:
         """SGLang's loops keep the batch of the current turn on the scheduler; requests are handled against it."""
@@ -55,6 +56,7 @@ class SchedulerEngine:
     def take_requests(self) -> None:
         """Requests reach every stage in the turn of the same number."""
         scheduler = self.scheduler
+        self.wait_for_tables()
         if scheduler.settings.poison:
             self._poison()
         with self.timeline.span("requests"):
@@ -186,24 +188,33 @@ class SchedulerEngine:
     def account(self, turn: StageTurn) -> list[bool]:
         """Tokens to their requests; then the step's sends: hidden states have arrived, extras soon will have."""
         record = record_of(turn)
-        self._wait_for_newest(turn)
+        self._fence_newest(turn)
+        if turn.launch.header.kind is not FrameKind.VERIFY:
+            self.wait_for_tables()  # a finished prompt's row is rewritten with its cached prefix
         with self.timeline.span("account", turn.launch.header.step):
             account_frame(self.state, turn, self.layout)
         for work in record.sends:
             self.scheduler._pp_commit_comm_work(work)
         return [req.finished() for req in record.reqs]
 
-    def _wait_for_newest(self, turn: StageTurn) -> None:
-        """With overlap: what accounting writes to the KV tables comes behind the step that still reads them.
-
-        The schedule stream waits, not the host; SGLang's own overlap loop calls this its WAR barrier.
-        """
+    def _fence_newest(self, turn: StageTurn) -> None:
+        """With overlap the slot's next step is launched, and still reads the KV tables."""
         newest = self.scheduler.stage_loop.turns[turn.launch.header.slot]
-        if newest is None or newest is turn or newest.forward is None:
+        if newest is None or newest is turn or newest.forward is None or not self._has_streams:
             return
         launched = record_of(newest).launched
-        if launched is not None and self._has_streams:
-            launched.wait()
+        if launched is not None:
+            self._reading.append(launched)
+
+    def wait_for_tables(self) -> None:
+        """What is written to the KV tables from now on comes behind the steps that still read them.
+
+        The schedule stream waits, not the host; SGLang's own overlap loop calls this its WAR barrier. A verified
+        round's accounting reads rows and lengthens free lists; only requests that come or go write rows. So the next
+        slot's frame is adopted beside the step.
+        """
+        while self._reading:
+            self._reading.pop().wait()
 
     def refused(self, turn: StageTurn, rows: Sequence[int], reason: FrameRefused) -> bool:
         """The policy for a refused frame; see ``host/refused.py``."""

@@ -204,6 +204,7 @@ class PPSpecScheduler(Scheduler):
         if self.stage_loop is None or recv_req.mode != "retract":
             return super().pause_generation(recv_req)
         self.stage_loop.drain()
+        self.stage_loop.engine.wait_for_tables()
         for slot in range(self.stage_loop.num_slots):
             self.running_batch, self.last_batch = self.running_mbs[slot], self.last_mbs[slot]
             for batch in (self.running_batch, self.last_batch):

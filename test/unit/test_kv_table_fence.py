@@ -1,0 +1,50 @@
+"""Who may write the KV tables when: behind the step that still reads them, and no sooner than somebody writes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_pp_spec.core.frame import FrameKind
+from sglang_pp_spec.host import engine as module
+from sglang_pp_spec.host.engine import SchedulerEngine
+from sglang_pp_spec.observe.timeline import Timeline
+
+
+class Launched:
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+def engine_with(newest: object) -> SchedulerEngine:
+    engine = SchedulerEngine.__new__(SchedulerEngine)
+    engine.scheduler = SimpleNamespace(stage_loop=SimpleNamespace(turns=[newest]))
+    engine._has_streams, engine._reading, engine.state, engine.layout = True, [], None, None
+    engine.timeline = Timeline.open("", 0)
+    return engine
+
+
+def turn_of(kind: FrameKind) -> SimpleNamespace:
+    header = SimpleNamespace(slot=0, step=3, kind=kind)
+    return SimpleNamespace(launch=SimpleNamespace(header=header), forward=object())
+
+
+@pytest.mark.parametrize(("kind", "waits_at_once"), [(FrameKind.VERIFY, 0), (FrameKind.PREFILL, 1)])
+def test_a_verified_round_is_accounted_for_beside_the_next_one_and_a_prompt_behind_it(
+    monkeypatch, kind: FrameKind, waits_at_once: int
+) -> None:
+    launched, newest = Launched(), turn_of(FrameKind.VERIFY)
+    record = SimpleNamespace(launched=launched, sends=[], reqs=[], extras=None)
+    monkeypatch.setattr(module, "account_frame", lambda *_: None)
+    monkeypatch.setattr(module, "record_of", lambda turn: record)
+    engine = engine_with(newest)
+    engine.account(turn_of(kind))
+    assert launched.waits == waits_at_once
+    engine.wait_for_tables()  # requests come or go
+    assert launched.waits == 1
+    engine.wait_for_tables()
+    assert launched.waits == 1
