@@ -1,7 +1,7 @@
 """Does the model of ``benchmark.simulate`` agree with what was measured?
 
     python -m benchmark.check_simulation benchmark/results/schedule-pp2.json
-    python -m benchmark.check_simulation benchmark/results/gpu_round_2gpu_tp1_round_large_ours.json
+    python -m benchmark.check_simulation benchmark/results/gpu_round_2gpu_tp1_round_large_overlap.json
 
 A result of ``benchmark.schedule`` (CPU engine): cycle and wall time, simulated from its busy times and the constants
 of ``benchmark.simulate``. A result of ``benchmark.gpu_round`` whose stages have GPUs of their own: the round of every

@@ -3,9 +3,10 @@
     python -m benchmark.gpu_round --arms builtin,ours_sync,ours --excerpt-ms 80 --json ROUND.json ...
     python -m benchmark.plot_device ROUND.json [MORE.json ...] --out device.png --arms builtin,ours_sync,ours
 
-One panel per arm, one row per stage or GPU, on the same time scale: kernels and copies (NCCL's excepted, which mostly
-wait) as the PyTorch profiler recorded them in the middle of a run at the first batch size. The profiler slows the
-host, so the gaps here are longer than without it; how long a round takes without it stands in the title.
+One panel per arm, of the first result that has it; one row per stage or GPU, on the same time scale: kernels and
+copies (NCCL's excepted, which mostly wait) as the PyTorch profiler recorded them in the middle of a run at the first
+batch size. The profiler slows the host, so gaps are longer here than without it; the title says how long a round
+takes without it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", required=True, help="picture to write, .png or .svg")
     parser.add_argument("--arms", default="builtin,ours_sync,ours")
     options = parser.parse_args(argv)
-    found = arms_of(options.results)
-    draw({name: excerpt_of(found[name]) for name in options.arms.split(",")}, options.out)
+    names = options.arms.split(",")
+    found = arms_of(options.results, names)
+    draw({name: excerpt_of(found[name]) for name in names}, options.out)
 
 
 def excerpt_of(arm: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -25,11 +25,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("\n\n".join(tables(arms_of(parser.parse_args(argv).results))))
 
 
-def arms_of(results: Sequence[Path]) -> dict[str, Mapping[str, Mapping[str, Any]]]:
-    """The arms of all ``results``; ValueError if two of them have the same one."""
+def arms_of(results: Sequence[Path], wanted: Sequence[str] = ()) -> dict[str, Mapping[str, Mapping[str, Any]]]:
+    """The arms of all ``results``; ValueError if two of them have the same one.
+
+    ``wanted`` arms alone may be in several results: the first one counts.
+    """
     arms: dict[str, Mapping[str, Mapping[str, Any]]] = {}
     for result in results:
         found = json.loads(result.read_text())["arms"]
+        if wanted:
+            found = {name: found[name] for name in wanted if name in found and name not in arms}
         if twice := sorted(set(arms) & set(found)):
             raise ValueError(f"{', '.join(twice)} in more than one result")
         arms |= found

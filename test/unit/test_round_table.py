@@ -40,3 +40,4 @@ def test_results_are_joined_by_arm_and_an_arm_that_is_in_two_of_them_is_an_error
     assert list(arms_of([one, other])) == ["ours", "builtin"]
     with pytest.raises(ValueError, match="ours in more than one"):
         arms_of([one, one])
+    assert list(arms_of([one, one, other], ["ours"])) == ["ours"], "chosen by name, the first one counts"

@@ -123,7 +123,9 @@ class TestDeadStage:
             killer.wait(timeout=10)
             assert time.monotonic() - timer_start < 31
             assert seconds_until_gone(server) < 30
-            assert re.search(r"lost another stage of the pipeline|the other stage is gone|it is gone", server.log())
+            # gloo tells the other stages at once; over NCCL SGLang's own watchdog may be there first
+            named = r"lost another stage of the pipeline|the other stage is gone|it is gone|scheduler_\d+ .*crashed"
+            assert re.search(named, server.log()), server.log_tail()
 
 
 class TestNoise:
