@@ -26,7 +26,7 @@ class Decision:
     reason: str
 
 
-SUPPORTED_ALGORITHMS = ("EAGLE", "NEXTN")
+SUPPORTED_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN")
 
 
 def decide(algorithm: str, placement: Placement, num_stages: int, stage: int) -> Decision:
@@ -40,7 +40,7 @@ def decide(algorithm: str, placement: Placement, num_stages: int, stage: int) ->
         )
     if name not in SUPPORTED_ALGORITHMS:
         return Decision(
-            Action.REFUSE, f"{name} is not supported: only {' and '.join(SUPPORTED_ALGORITHMS)} trees are relayed"
+            Action.REFUSE, f"{name} is not supported: only trees of {', '.join(SUPPORTED_ALGORITHMS)} are relayed"
         )
     if stage != num_stages - 1:
         return Decision(Action.SKIP, f"the drafter lives on stage {num_stages - 1}, beside the final hidden states")

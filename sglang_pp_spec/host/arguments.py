@@ -121,12 +121,29 @@ def check_target(model_config: Any) -> None:
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {COMPRESSED}")
 
 
-def check_before_host(cfg: Any, *, settings: Settings) -> None:
+def check_before_host(cfg: Any, *, settings: Settings) -> tuple[tuple[Any], dict[str, Any]] | None:
     """Target:       sglang.srt.arg_groups.validation_hook.check_pipeline_parallel_compat   (BEFORE)
 
-    Why:          the host accepts combinations under PP x spec that crash later or are silently wrong.
-    How:          our refusals first, each with its reason; the host's own check runs afterwards.
+    Why:          the host accepts combinations under PP x spec that crash later or are silently wrong, and refuses
+                  EAGLE3, whose hidden states of earlier stages it does not relay and we do (``aux_states.py``).
+    How:          our refusals first, each with its reason; the host's own check runs afterwards, and takes EAGLE3
+                  for EAGLE.
     Upstream:     none: specific to this plugin
     Remove when:  never; it is the list of what this plugin does not support.
     """
     check_arguments(cfg, settings)
+    if cfg.pp_size > 1 and str(cfg.speculative_algorithm).upper() == "EAGLE3":
+        return (_AsEagle(cfg),), {}
+    return None
+
+
+class _AsEagle:
+    """Arguments of which the algorithm reads EAGLE."""
+
+    speculative_algorithm = "EAGLE"
+
+    def __init__(self, cfg: Any) -> None:
+        self._cfg = cfg
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cfg, name)

@@ -19,6 +19,7 @@ from ..core.poison import poison_free_memory
 from ..core.stage_loop import BatchRow
 from ..core.upload import on_device
 from ..observe.timeline import Timeline
+from .aux_states import of_earlier_stages
 from .commit import SchedulerState
 from .extras import collect_extras, send_extras
 from .payload import frame_payload
@@ -123,6 +124,7 @@ class SchedulerEngine:
         """The host's ``run_batch`` on the forward stream; it rebuilds the trees through our scheduler's override."""
         scheduler, batch, header = self.scheduler, turn.batch, turn.launch.header
         record = turn.forward = ForwardRecord.before(batch)
+        record.passes_on = of_earlier_stages(proxy)
         scheduler.launching = turn
         outcome = None
         with self.timeline.span(header.kind.name.lower(), header.step), scheduler.forward_stream_ctx:
@@ -172,7 +174,7 @@ class SchedulerEngine:
                 tensors = {name: tensor.clone() for name, tensor in tensors.items()}
                 record.launched.record(scheduler.device_module.current_stream())
         with self.timeline.span("send", turn.launch.header.step):
-            record.sends.append(self.proxy_link.send(turn.batch, tensors, record.launched))
+            record.sends.append(self.proxy_link.send(turn.batch, tensors | record.passes_on, record.launched))
 
     def needs_account(self, batch: ScheduleBatch) -> bool:
         """A grammar's mask starts from the tokens of the round before; only the last stage masks."""

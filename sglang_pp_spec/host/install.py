@@ -16,6 +16,11 @@ SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 ARGUMENT_CHECK = "sglang.srt.arg_groups.validation_hook.check_pipeline_parallel_compat"
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
 HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
+AUX_CAPTURE = (
+    "sglang.srt.model_executor.model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture"
+)
+TARGET_FORWARD = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
+TARGETS = (SCHEDULER, ARGUMENT_CHECK, RESERVE, HEADROOM, AUX_CAPTURE, TARGET_FORWARD)
 
 
 def install(settings: Settings) -> None:
@@ -27,6 +32,7 @@ def install(settings: Settings) -> None:
     if problems:
         raise SystemExit("sglang_pp_spec cannot run on this host:\n  " + "\n  ".join(problems))
     from .arguments import check_before_host
+    from .aux_states import capture_on_every_stage, complete_on_last_stage
     from .overlap import reserve_for_lag, row_headroom
     from .scheduler import PPSpecScheduler
 
@@ -35,6 +41,8 @@ def install(settings: Settings) -> None:
     HookRegistry.register(ARGUMENT_CHECK, partial(check_before_host, settings=settings), HookType.BEFORE)
     HookRegistry.register(RESERVE, reserve_for_lag, HookType.AFTER)
     HookRegistry.register(HEADROOM, row_headroom, HookType.AFTER)
+    HookRegistry.register(AUX_CAPTURE, capture_on_every_stage, HookType.AFTER)
+    HookRegistry.register(TARGET_FORWARD, complete_on_last_stage, HookType.AFTER)
     HookRegistry.apply_hooks()
     _verify(PPSpecScheduler)
     logger.info("sglang_pp_spec active on sglang %s: %s", host_version(), settings)
@@ -45,7 +53,7 @@ def _verify(replacement: type) -> None:
     import sglang.srt.managers.scheduler as module
 
     applied = HookRegistry._patched
-    missing = [target for target in (SCHEDULER, ARGUMENT_CHECK, RESERVE, HEADROOM) if target not in applied]
+    missing = [target for target in TARGETS if target not in applied]
     if module.Scheduler is not replacement and SCHEDULER not in missing:
         missing.append(SCHEDULER)
     if missing:

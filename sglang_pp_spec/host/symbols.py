@@ -130,6 +130,20 @@ SYMBOLS = (
     ),
     _row("speculative.spec_info.SpecInput", "class", "spec_input_type", "PPSpecRelayInput"),
     _row("utils.point_to_point_pyobj", "call", "data rank group src dst async_send", "extras"),
+    _row(
+        "model_executor.model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture",
+        "hook",
+        "model eagle_use_aux_hidden_state",
+        "EAGLE3",
+    ),
+    _row(
+        "managers.tp_worker.TpModelWorker.forward_batch_generation",
+        "hook",
+        "self batch forward_batch pp_proxy_tensors",
+        "EAGLE3",
+    ),
+    _row("layers.aux_hidden_states.AuxHiddenStateList.capture", "call", "self hidden", "EAGLE3"),
+    _row("layers.aux_hidden_states.pack_aux_hidden_states", "call", "aux_hidden_states", "EAGLE3"),
     _row("arg_groups.validation_hook.check_pipeline_parallel_compat", "override", "cfg", "refusals"),
 )
 

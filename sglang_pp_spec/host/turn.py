@@ -23,6 +23,7 @@ class ForwardRecord:
     result: GenerationBatchResult
     launched: object  # event at the end of the forward
     extras: dict | None = None  # logprobs, on the last stage
+    passes_on: dict[str, Tensor] = field(default_factory=dict)  # aux hidden states of earlier stages, sent on
     sends: list[list] = field(default_factory=list)  # sends in progress, waited for when the turn ends
 
     @classmethod

@@ -100,9 +100,9 @@ def test_every_refusal_row_refuses_with_its_own_reason(installed: dict) -> None:
         assert installed["reasons"][name] in message, f"{name} was accepted"
 
 
-def test_only_eagle_trees_are_relayed_and_other_algorithms_are_refused_by_name(installed: dict) -> None:
+def test_only_eagles_trees_are_relayed_and_other_algorithms_are_refused_by_name(installed: dict) -> None:
     refused = {name for name, message in installed["algorithms"].items() if message}
-    assert refused == {"EAGLE3", "NGRAM", "STANDALONE"}
+    assert refused == {"NGRAM", "STANDALONE"}
 
 
 def test_the_abort_policy_is_refused_where_ranks_of_a_stage_would_decide_for_themselves(installed: dict) -> None:

@@ -14,7 +14,7 @@ from workloads import CHUNK, WORKLOADS, ask_all
 from benchmark.arms import GPU_ARGS
 from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server, ServerSpec, num_gpus, uses_cpu_engine
-from sglang_pp_spec.tiny import DRAFT_PATH, TARGET_PATH
+from sglang_pp_spec.tiny import DRAFT_EAGLE3_PATH, DRAFT_PATH, TARGET_PATH
 
 #: The GPU kernels take no float32. In bfloat16 another batch shape may flip a tie, so on a GPU tests that compare
 #: tokens exactly are not expected to pass; ``test/gpu`` compares there.
@@ -29,6 +29,10 @@ CHAIN = ServerSpec(
     str(TARGET_PATH), str(DRAFT_PATH), extra_args=("--chunked-prefill-size", str(CHUNK), *MACHINE_ARGS)
 )
 TREE = replace(CHAIN, topk=2, num_draft_tokens=4)
+EAGLE3 = replace(
+    CHAIN, draft=str(DRAFT_EAGLE3_PATH), extra_args=(*CHAIN.extra_args, "--speculative-algorithm", "EAGLE3")
+)
+EAGLE3_TREE = replace(EAGLE3, topk=2, num_draft_tokens=4)
 
 
 def on_gpus(spec: ServerSpec) -> ServerSpec:
@@ -77,6 +81,9 @@ ARMS = {
     "pp2-tree-sync-streams": without_overlap(streamed(replace(PLUGIN_TREE, pp=2))),
     "pp3-chain-depth2-sync": without_overlap(depth(replace(PLUGIN_CHAIN, pp=3), 2)),
     "pp4-tree-depth1-sync-poisoned": without_overlap(poisoned(depth(replace(PLUGIN_TREE, pp=4), 1))),
+    "pp3-eagle3-tree-poisoned-streams": with_overlap(
+        streamed(poisoned(replace(EAGLE3_TREE, mode="plugin", pp=3)))  # a layer of each stage is captured
+    ),
 }
 
 
@@ -93,14 +100,15 @@ class Arm:
 
 @pytest.fixture(scope="session")
 def references() -> Callable[[ServerSpec], dict[str, list[Reply]]]:
-    """Workload -> replies of plain EAGLE with the tree shape of a spec; one server start per shape."""
+    """Workload -> replies of plain speculation with the drafter and tree of a spec; one server start for each."""
 
     @cache
-    def of_topk(topk: int) -> dict[str, list[Reply]]:
-        with Server(CHAIN if topk == 1 else TREE) as server:
+    def of_plain(spec: ServerSpec) -> dict[str, list[Reply]]:
+        with Server(spec) as server:
             return {name: ask_all(server, make()) for name, make in WORKLOADS.items()}
 
-    return lambda spec: of_topk(spec.topk)
+    plain = {(spec.draft, spec.topk): spec for spec in (CHAIN, TREE, EAGLE3_TREE)}
+    return lambda spec: of_plain(plain[spec.draft, spec.topk])
 
 
 @pytest.fixture(scope="class", params=ARMS)

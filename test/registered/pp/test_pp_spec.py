@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CHAIN, Arm, with_overlap
+from conftest import CHAIN, EAGLE3, EAGLE3_TREE, Arm, with_overlap, without_overlap
 from mtp_checkpoint import write_checkpoints
 from workloads import (
     CHUNK,
@@ -38,8 +39,8 @@ from workloads import (
 from workloads import constrained as constrained_workload
 
 from benchmark import relay_budget
-from sglang_pp_spec.server import Reply, Server, ServerError
-from sglang_pp_spec.tiny import problems
+from sglang_pp_spec.server import Reply, Server, ServerError, ServerSpec
+from sglang_pp_spec.tiny import DRAFT_EAGLE3_PATH, problems
 
 
 class TestPPSpecConsistency:
@@ -191,6 +192,59 @@ class TestPPSpecMTP:
             assert_same(ask_all(server, asks), reference)
 
 
+class TestPPSpecEagle3:
+    """An EAGLE3 head drafts from what three layers of the target have before them, on whatever stages those are.
+
+    Layers 1, 3 and 5 of six. A head fed with a neighbouring layer accepts almost as much, so rounds are compared one
+    by one (``assert_same``), and what is fed in ``test/unit/test_aux_states.py``.
+    """
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            pytest.param(without_overlap(replace(EAGLE3, mode="plugin", pp=2)), id="pp2-chain-sync"),
+            pytest.param(with_overlap(replace(EAGLE3, mode="plugin", pp=2, tp=2)), id="tp2-pp2-chain"),
+            pytest.param(with_overlap(replace(EAGLE3, mode="plugin", pp=4)), id="pp4-chain"),
+        ],
+    )
+    def test_an_eagle3_head_replies_as_without_a_pipeline_in_as_many_rounds(
+        self, spec: ServerSpec, plain_eagle3: list[Reply]
+    ) -> None:
+        assert accept_length(plain_eagle3) >= 1.8, "too little is accepted to show a lost hidden state"
+        with Server(spec) as server:
+            assert_same(ask_all(server, questions()), plain_eagle3)
+
+    def test_a_last_stage_without_any_of_the_layers_drafts_from_those_of_the_others(self, tmp_path: Path) -> None:
+        """SGLang's target unpacked a pair of states where it had captured none."""
+        early = replace(EAGLE3_TREE, draft=str(eagle3_of_layers(tmp_path / "draft", [0, 1, 2])))
+        asks = [replace(ask, max_new_tokens=24) for ask in questions(6)]
+        with Server(early) as plain:
+            reference = ask_all(plain, asks)
+        with Server(with_overlap(replace(early, mode="plugin", pp=3))) as server:
+            assert_same(ask_all(server, asks), reference)
+
+    def test_a_head_for_a_larger_target_is_refused_by_the_layers_it_asks_for(self, tmp_path: Path) -> None:
+        other = replace(EAGLE3, mode="plugin", pp=2, draft=str(eagle3_of_layers(tmp_path / "draft", [2, 16, 29])))
+        with pytest.raises(ServerError, match=re.escape("[3, 17, 30], the target has 6")):
+            Server(other, start_timeout_s=120).start()
+
+
+@pytest.fixture(scope="class")
+def plain_eagle3() -> list[Reply]:
+    """Replies of plain EAGLE3 to the questions, a chain."""
+    with Server(EAGLE3) as server:
+        return ask_all(server, questions())
+
+
+def eagle3_of_layers(folder: Path, layers: list[int]) -> Path:
+    """The EAGLE3 head, fed by other layers than it was trained on, in ``folder``."""
+    shutil.copytree(DRAFT_EAGLE3_PATH, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = layers
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 class TestPPSpecBudget:
     """What a round of the relay costs, counted on a running server."""
 
@@ -214,7 +268,7 @@ class TestPPSpecGate:
         [
             (("--enable-mixed-chunk",), {}, "mixed-chunk"),
             (("--enable-return-hidden-states",), {}, "hidden states are not relayed"),
-            (("--speculative-algorithm", "EAGLE3"), {}, "EAGLE3 is not supported"),
+            (("--speculative-algorithm", "STANDALONE"), {}, "STANDALONE is not supported"),
             (("--tp-size", "2"), {"SGLANG_PP_SPEC_ON_MISMATCH": "abort"}, "cannot tell the others in time"),
             ((), {"SGLANG_PP_SPEC_ON_MISMATCH": "abort"}, "without --disable-radix-cache"),
         ],

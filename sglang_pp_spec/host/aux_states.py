@@ -1,0 +1,154 @@
+"""EAGLE3's aux hidden states: from the stages whose layers have them to the drafter on the last one.
+
+An EAGLE3 head drafts from the target's residual stream before a few of its layers, and most of those are on earlier
+stages. A stage adds what its own layers had to the hidden states that it sends on, under a key of its own; what it
+received it passes on as it is. The last stage puts all of it in front of its own. It is the host's own capture at
+every layer, so it is the same tensor that one stage would have.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList, pack_aux_hidden_states
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
+from sglang.srt.runtime_context import get_parallel, get_spec
+from torch import Tensor, nn
+
+from ..core.errors import PPSpecError
+
+KEY = "aux_hidden_states.stage"
+_CAPTURES = "pp_spec_captures_aux"  # on the last stage's target: whether layers of its own are among them
+
+
+def capture_on_every_stage(_: None, *, model: nn.Module, eagle_use_aux_hidden_state: bool, **__: Any) -> None:
+    """Target:       ...model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture   (AFTER)
+
+    Why:          the host tells the last stage alone which layers to capture, and that one silently lacks the layers
+                  of others, or fails to unpack what it did not capture.
+    How:          the last stage, whose model knows what the draft's layer numbers mean, tells the others, before
+                  CUDA graphs are captured. Module hooks hand the host's capture argument to the layers and add what
+                  came of it to the stage's output. Collective over the pipeline's stages.
+    Upstream:     none
+    Remove when:  the host relays aux hidden states.
+    """
+    if not eagle_use_aux_hidden_state or get_parallel().pp_size == 1 or get_spec().speculative_algorithm is None:
+        return
+    group = get_parallel().pp_group
+    stack = _layer_stack(model)
+    mine = sorted(set(stack.layers_to_capture)) if group.is_last_rank else None
+    layers = group.broadcast_object(mine, src=group.world_size - 1)
+    own = [layer for layer in layers if stack.start_layer <= layer < stack.end_layer]
+    _check_layers(layers, stack)
+    _capture_only(model, stack, own if group.is_last_rank else [])
+    if own and not group.is_last_rank:
+        hand_out(stack, own, f"{KEY}{group.rank_in_group}")
+
+
+def complete_on_last_stage(
+    result: GenerationBatchResult,
+    worker: Any,
+    batch: Any,
+    forward_batch: Any = None,
+    pp_proxy_tensors: PPProxyTensors | None = None,
+    *_: Any,
+    **__: Any,
+) -> None:
+    """Target:       sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation   (AFTER)
+
+    Why:          the drafter reads the aux hidden states off the target's result, and those of earlier stages are
+                  not among them.
+    How:          received ones in front, in the order of layers; behind the forward, so CUDA graphs need no input.
+    Upstream:     none
+    Remove when:  see ``capture_on_every_stage``.
+    """
+    received = of_earlier_stages(pp_proxy_tensors)
+    output = result.logits_output
+    if not received or output is None or output.hidden_states is None:
+        return
+    captures = getattr(worker.model_runner.model, _CAPTURES)
+    output.hidden_states = joined(received.values(), output.hidden_states, captures)
+
+
+def of_earlier_stages(proxy: PPProxyTensors | None) -> dict[str, Tensor]:
+    """The aux hidden states in a proxy, [tokens, layers of the stage x hidden size] each, in the order of stages."""
+    if proxy is None:
+        return {}
+    names = [name for name in proxy.tensors if name.startswith(KEY)]
+    return {name: proxy.tensors[name] for name in sorted(names, key=lambda name: int(name.removeprefix(KEY)))}
+
+
+def joined(received: Iterable[Tensor], own: Tensor, captures: bool) -> Tensor:
+    """[tokens, all layers x hidden size]; without ``captures`` ``own`` is the final hidden state and left out.
+
+    ``PPSpecError`` if stages have another number of tokens.
+    """
+    parts = [*received, *([own] if captures else [])]
+    if {part.shape[0] for part in parts} != {own.shape[0]}:
+        counts = [part.shape[0] for part in parts]
+        raise PPSpecError(f"aux hidden states of {counts} tokens from the stages, for {own.shape[0]} here")
+    return torch.cat(parts, dim=-1)
+
+
+def hand_out(stack: nn.Module, layers: Iterable[int], name: str) -> None:
+    """``stack``'s output, a ``PPProxyTensors``, has the inputs of ``layers`` under ``name`` from now on."""
+    captured = AuxHiddenStateList()
+    for index in layers:
+        layer = stack.layers[index]
+        layer.register_forward_pre_hook(_capturing(layer, captured), with_kwargs=True)
+
+    def start(_module: nn.Module, _args: object) -> None:
+        captured.clear()  # a forward that failed may have left some
+
+    def finish(_module: nn.Module, _args: object, output: PPProxyTensors) -> None:
+        output.tensors[name] = pack_aux_hidden_states(list(captured))
+        captured.clear()
+
+    stack.register_forward_pre_hook(start)
+    stack.register_forward_hook(finish)
+
+
+def _capturing(layer: nn.Module, captured: AuxHiddenStateList) -> Callable[..., tuple[tuple, dict[str, Any]]]:
+    """A hook that gives ``layer`` the argument by which the host has its input captured."""
+    taken: Mapping[str, object] = {"captured_last_layer_outputs": captured, "capture_output": captured.capture}
+    accepted = inspect.signature(layer.forward).parameters
+    argument = next((argument for argument in taken if argument in accepted), None)
+    if argument is None:
+        raise SystemExit(
+            f"sglang_pp_spec refuses: EAGLE3 over pipeline stages with a target of {type(layer).__name__}s, which "
+            "have no way to hand out their input"
+        )
+    return lambda _module, args, kwargs: (args, {**kwargs, argument: taken[argument]})
+
+
+def _layer_stack(model: nn.Module) -> Any:
+    """The module that runs the layers and knows which of them to capture."""
+    for module in model.modules():
+        if all(hasattr(module, name) for name in ("layers", "layers_to_capture", "start_layer", "end_layer")):
+            return module
+    raise SystemExit(
+        f"sglang_pp_spec refuses: EAGLE3 over pipeline stages with {type(model).__name__}, whose layers to capture "
+        "cannot be found"
+    )
+
+
+def _check_layers(layers: list[int], stack: Any) -> None:
+    num_layers = len(stack.layers)  # those of other stages have their places in it
+    if not layers or not 0 <= layers[0] <= layers[-1] < num_layers:
+        raise SystemExit(
+            f"sglang_pp_spec: the EAGLE3 draft asks for the inputs of layers {layers}, the target has {num_layers}; "
+            "is it the draft of another target?"
+        )
+
+
+def _capture_only(model: nn.Module, stack: Any, own: list[int]) -> None:
+    """``model`` captures ``own`` for its own output and expects no others; none: it returns hidden states alone."""
+    stack.layers_to_capture = own
+    setattr(model, _CAPTURES, bool(own))
+    for module in model.modules():
+        if getattr(module, "capture_aux_hidden_states", False):
+            module.capture_aux_hidden_states = bool(own)
