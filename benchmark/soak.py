@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from sglang_pp_spec.core.settings import COLOCATED
 from sglang_pp_spec.server import Reply, Server, ServerError, ServerSpec
@@ -75,10 +77,19 @@ class Soak:
 
 
 def processes(server: Server) -> dict[int, float]:
-    """pid -> resident memory in MiB of every process of the server."""
-    listing = subprocess.run(["ps", "-eo", "pgid,pid,rss"], capture_output=True, text=True, timeout=10).stdout
+    """pid -> resident memory in MiB of every process of the server, mapped files excepted: those come and go."""
+    listing = subprocess.run(["ps", "-eo", "pgid,pid"], capture_output=True, text=True, timeout=10).stdout
     rows = [line.split() for line in listing.splitlines()[1:]]
-    return {int(pid): int(rss) / 1024 for group, pid, rss in rows if int(group) == server.pid}
+    return {int(pid): own_memory_mib(int(pid)) for group, pid in rows if int(group) == server.pid}
+
+
+def own_memory_mib(pid: int) -> float:
+    """Resident anonymous and shared memory of a process; 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(int(kib) for kib in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE)) / 1024
 
 
 def gpu_memory_mib(server: Server) -> dict[str, int]:
