@@ -32,7 +32,8 @@ from pathlib import Path
 import hypothesis  # noqa: F401  # with torch and pytest: loaded before the forks
 import pytest
 import torch
-from table import MUTANTS, Mutant
+from mutant import Mutant
+from table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("sglang_pp_spec/core", "sglang_pp_spec/__init__.py", "sglang_pp_spec/plugin.py", "test/unit", "test/ring")
