@@ -24,6 +24,11 @@ def _given(*fields: str) -> Callable[[Any], bool]:
     return lambda args: any(getattr(args, field, None) for field in fields)
 
 
+def is_eagle3(args: Any) -> bool:
+    """Whether the drafter is fed with hidden states of several of the target's layers."""
+    return str(args.speculative_algorithm).upper() == "EAGLE3"
+
+
 REFUSALS = (
     Refusal(
         "pd-disaggregation",
@@ -58,11 +63,6 @@ REFUSALS = (
         "--speculative-use-rejection-sampling needs the draft's probabilities, which frames do not carry",
     ),
     Refusal(
-        "token-map",
-        _given("speculative_token_map"),
-        "--speculative-token-map is not verified under pipeline parallelism",
-    ),
-    Refusal(
         "return-hidden-states",
         _given("enable_return_hidden_states"),
         "--enable-return-hidden-states: hidden states are not relayed to the stage that answers",
@@ -71,6 +71,16 @@ REFUSALS = (
     Refusal("two-batch-overlap", _given("enable_two_batch_overlap"), "--enable-two-batch-overlap splits batches"),
     Refusal("lora", _given("enable_lora"), "--enable-lora is not verified with a drafter on the last stage"),
     Refusal("pdmux", _given("enable_pdmux"), "--enable-pdmux runs a loop of its own"),
+    Refusal(
+        "eagle3-prefill-graph",
+        lambda args: is_eagle3(args) and args.cuda_graph_backend_prefill in ("breakable", "full"),
+        "--cuda-graph-backend-prefill with EAGLE3: such a graph leaves out the aux hidden states of earlier stages",
+    ),
+    Refusal(
+        "eagle3-torch-compile",
+        lambda args: is_eagle3(args) and bool(args.enable_torch_compile),
+        "--enable-torch-compile with EAGLE3 is not verified: aux hidden states are captured by module hooks",
+    ),
     Refusal(
         "min-free-slots",
         lambda args: getattr(args, "min_free_slots_delay", None) is not None,
@@ -88,6 +98,7 @@ ABORT_WITH_TP = (
 )
 
 RECURRENT = "the target has recurrent layers (Mamba, linear attention), whose state does not travel in frames"
+IMAGES = "EAGLE3 with a multi-modal target: its head needs the embeddings of images, which only the first stage makes"
 COMPRESSED = "DeepSeek-V4's compressed KV takes rejected drafts back on the last stage only"
 
 
@@ -106,7 +117,7 @@ def check_arguments(args: Any, settings: Settings | None = None) -> None:
         raise UnsupportedCombination("sglang_pp_spec refuses: " + "; ".join(reasons))
 
 
-def check_target(model_config: Any) -> None:
+def check_target(model_config: Any, *, eagle3: bool = False) -> None:
     """Raise ``UnsupportedCombination`` for a target that keeps more of a request than attention's KV.
 
     SGLang moves such state to the accepted path inside verify, which runs on the last stage. Earlier stages would go
@@ -119,6 +130,8 @@ def check_target(model_config: Any) -> None:
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {RECURRENT}")
     if is_deepseek_v4(model_config.hf_config):
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {COMPRESSED}")
+    if eagle3 and model_config.is_multimodal:
+        raise UnsupportedCombination(f"sglang_pp_spec refuses: {IMAGES}")
 
 
 def check_before_host(cfg: Any, *, settings: Settings) -> tuple[tuple[Any], dict[str, Any]] | None:
@@ -132,7 +145,7 @@ def check_before_host(cfg: Any, *, settings: Settings) -> tuple[tuple[Any], dict
     Remove when:  never; it is the list of what this plugin does not support.
     """
     check_arguments(cfg, settings)
-    if cfg.pp_size > 1 and str(cfg.speculative_algorithm).upper() == "EAGLE3":
+    if cfg.pp_size > 1 and is_eagle3(cfg):
         return (_AsEagle(cfg),), {}
     return None
 

@@ -9,7 +9,7 @@ every layer, so it is the same tensor that one stage would have.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,11 +17,13 @@ from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList, pack_aux_hid
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
 from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.speculative.pp_draft_embedding import resolve_target_embed_and_head
 from torch import Tensor, nn
 
 from ..core.errors import PPSpecError
 
 KEY = "aux_hidden_states.stage"
+TAKES_LIST, TAKES_FUNCTION = "captured_last_layer_outputs", "capture_output"
 _CAPTURES = "pp_spec_captures_aux"  # on the last stage's target: whether layers of its own are among them
 
 
@@ -42,8 +44,10 @@ def capture_on_every_stage(_: None, *, model: nn.Module, eagle_use_aux_hidden_st
     stack = _layer_stack(model)
     mine = sorted(set(stack.layers_to_capture)) if group.is_last_rank else None
     layers = group.broadcast_object(mine, src=group.world_size - 1)
-    own = [layer for layer in layers if stack.start_layer <= layer < stack.end_layer]
     _check_layers(layers, stack)
+    _capture_argument(stack.layers[stack.start_layer])  # on every stage, so that all of them say so
+    end = stack.end_layer + group.is_last_rank  # some targets also capture what comes after their last layer
+    own = [layer for layer in layers if stack.start_layer <= layer < end]
     _capture_only(model, stack, own if group.is_last_rank else [])
     if own and not group.is_last_rank:
         hand_out(stack, own, f"{KEY}{group.rank_in_group}")
@@ -74,6 +78,23 @@ def complete_on_last_stage(
     output.hidden_states = joined(received.values(), output.hidden_states, captures)
 
 
+def keep_own_embedding(original: Callable[[Any], tuple[Tensor, Tensor]], worker: Any) -> tuple[Tensor, Tensor]:
+    """Target:       sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._resolve_shared_embed_and_head   (AROUND)
+
+    Why:          where the target's embedding is on another stage, the host loads the target's from the checkpoint
+                  into the head, which fails for a head of another width; on one stage such a head keeps its own.
+    How:          its own embedding, and the target's head as the host finds it.
+    Upstream:     none
+    Remove when:  the host asks ``set_embed``'s question before it loads.
+    """
+    head_model = worker.draft_runner.model
+    width = head_model.config.hidden_size
+    if get_parallel().pp_size == 1 or getattr(head_model.config, "target_hidden_size", width) == width:
+        return original(worker)
+    _, lm_head = resolve_target_embed_and_head(worker.target_worker.model_runner.model)
+    return head_model.get_embed(), lm_head
+
+
 def of_earlier_stages(proxy: PPProxyTensors | None) -> dict[str, Tensor]:
     """The aux hidden states in a proxy, [tokens, layers of the stage x hidden size] each, in the order of stages."""
     if proxy is None:
@@ -96,7 +117,7 @@ def joined(received: Iterable[Tensor], own: Tensor, captures: bool) -> Tensor:
 
 def hand_out(stack: nn.Module, layers: Iterable[int], name: str) -> None:
     """``stack``'s output, a ``PPProxyTensors``, has the inputs of ``layers`` under ``name`` from now on."""
-    captured = AuxHiddenStateList()
+    layers, captured = list(layers), AuxHiddenStateList()
     for index in layers:
         layer = stack.layers[index]
         layer.register_forward_pre_hook(_capturing(layer, captured), with_kwargs=True)
@@ -105,6 +126,11 @@ def hand_out(stack: nn.Module, layers: Iterable[int], name: str) -> None:
         captured.clear()  # a forward that failed may have left some
 
     def finish(_module: nn.Module, _args: object, output: PPProxyTensors) -> None:
+        if len(captured) != len(layers):
+            raise PPSpecError(
+                f"{len(captured)} of {len(layers)} aux hidden states were captured: a CUDA graph without them runs "
+                "here; leave the prefill's CUDA graph off with EAGLE3"
+            )
         output.tensors[name] = pack_aux_hidden_states(list(captured))
         captured.clear()
 
@@ -114,15 +140,21 @@ def hand_out(stack: nn.Module, layers: Iterable[int], name: str) -> None:
 
 def _capturing(layer: nn.Module, captured: AuxHiddenStateList) -> Callable[..., tuple[tuple, dict[str, Any]]]:
     """A hook that gives ``layer`` the argument by which the host has its input captured."""
-    taken: Mapping[str, object] = {"captured_last_layer_outputs": captured, "capture_output": captured.capture}
+    name = _capture_argument(layer)
+    argument = captured if name == TAKES_LIST else captured.capture
+    return lambda _module, args, kwargs: (args, {**kwargs, name: argument})
+
+
+def _capture_argument(layer: nn.Module) -> str:
+    """The name of that argument; SGLang's layers have the one or the other."""
     accepted = inspect.signature(layer.forward).parameters
-    argument = next((argument for argument in taken if argument in accepted), None)
-    if argument is None:
-        raise SystemExit(
-            f"sglang_pp_spec refuses: EAGLE3 over pipeline stages with a target of {type(layer).__name__}s, which "
-            "have no way to hand out their input"
-        )
-    return lambda _module, args, kwargs: (args, {**kwargs, argument: taken[argument]})
+    for name in (TAKES_LIST, TAKES_FUNCTION):
+        if name in accepted:
+            return name
+    raise SystemExit(
+        f"sglang_pp_spec refuses: EAGLE3 over pipeline stages with a target of {type(layer).__name__}s, which have "
+        "no way to hand out their input"
+    )
 
 
 def _layer_stack(model: nn.Module) -> Any:
@@ -138,7 +170,7 @@ def _layer_stack(model: nn.Module) -> Any:
 
 def _check_layers(layers: list[int], stack: Any) -> None:
     num_layers = len(stack.layers)  # those of other stages have their places in it
-    if not layers or not 0 <= layers[0] <= layers[-1] < num_layers:
+    if not layers or not 0 <= layers[0] <= layers[-1] <= num_layers:
         raise SystemExit(
             f"sglang_pp_spec: the EAGLE3 draft asks for the inputs of layers {layers}, the target has {num_layers}; "
             "is it the draft of another target?"

@@ -124,7 +124,7 @@ class SchedulerEngine:
         """The host's ``run_batch`` on the forward stream; it rebuilds the trees through our scheduler's override."""
         scheduler, batch, header = self.scheduler, turn.batch, turn.launch.header
         record = turn.forward = ForwardRecord.before(batch)
-        record.passes_on = of_earlier_stages(proxy)
+        record.passes_on = self._passes_on(proxy)
         scheduler.launching = turn
         outcome = None
         with self.timeline.span(header.kind.name.lower(), header.step), scheduler.forward_stream_ctx:
@@ -147,6 +147,10 @@ class SchedulerEngine:
         if record.extras is not None:
             record.sends.append(send_extras(scheduler, record.extras))
         return outcome
+
+    def _passes_on(self, proxy: object) -> dict[str, Tensor]:
+        """Aux hidden states for the next stage. The last one has none, and keeps no prompt's until its turn ends."""
+        return {} if self.scheduler.pp_group.is_last_rank else of_earlier_stages(proxy)
 
     def _let_go(self, proxy: object) -> None:
         """A chunk's hidden states are large: their memory is free behind the forward, not when the turn ends."""

@@ -20,7 +20,8 @@ AUX_CAPTURE = (
     "sglang.srt.model_executor.model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture"
 )
 TARGET_FORWARD = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
-TARGETS = (SCHEDULER, ARGUMENT_CHECK, RESERVE, HEADROOM, AUX_CAPTURE, TARGET_FORWARD)
+DRAFT_EMBEDDING = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._resolve_shared_embed_and_head"
+TARGETS = (SCHEDULER, ARGUMENT_CHECK, RESERVE, HEADROOM, AUX_CAPTURE, TARGET_FORWARD, DRAFT_EMBEDDING)
 
 
 def install(settings: Settings) -> None:
@@ -32,7 +33,7 @@ def install(settings: Settings) -> None:
     if problems:
         raise SystemExit("sglang_pp_spec cannot run on this host:\n  " + "\n  ".join(problems))
     from .arguments import check_before_host
-    from .aux_states import capture_on_every_stage, complete_on_last_stage
+    from .aux_states import capture_on_every_stage, complete_on_last_stage, keep_own_embedding
     from .overlap import reserve_for_lag, row_headroom
     from .scheduler import PPSpecScheduler
 
@@ -43,6 +44,7 @@ def install(settings: Settings) -> None:
     HookRegistry.register(HEADROOM, row_headroom, HookType.AFTER)
     HookRegistry.register(AUX_CAPTURE, capture_on_every_stage, HookType.AFTER)
     HookRegistry.register(TARGET_FORWARD, complete_on_last_stage, HookType.AFTER)
+    HookRegistry.register(DRAFT_EMBEDDING, keep_own_embedding, HookType.AROUND)
     HookRegistry.apply_hooks()
     _verify(PPSpecScheduler)
     logger.info("sglang_pp_spec active on sglang %s: %s", host_version(), settings)

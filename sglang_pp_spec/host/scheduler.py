@@ -17,7 +17,7 @@ from ..core.placement import Action, Placement, decide
 from ..core.settings import Settings
 from ..core.stage_loop import StageLoop
 from ..observe.timeline import Timeline
-from .arguments import check_target
+from .arguments import check_target, is_eagle3
 from .engine import SchedulerEngine
 from .overlap import agree_on_overlap
 from .refused import MARK, end_refused
@@ -56,7 +56,7 @@ class PPSpecScheduler(Scheduler):
         super().init_model_config()
         if get_parallel().pp_size > 1 and self.server_args.speculative_algorithm is not None:
             try:
-                check_target(self.model_config)
+                check_target(self.model_config, eagle3=is_eagle3(self.server_args))
             except UnsupportedCombination as refused:
                 raise SystemExit(str(refused)) from refused
 

@@ -142,6 +142,18 @@ SYMBOLS = (
         "self batch forward_batch pp_proxy_tensors",
         "EAGLE3",
     ),
+    _row(
+        "speculative.eagle_worker_v2.EagleDraftWorker._resolve_shared_embed_and_head",
+        "hook",
+        "self",
+        "heads of another width",
+    ),
+    _row(
+        "speculative.pp_draft_embedding.resolve_target_embed_and_head",
+        "call",
+        "target_model",
+        "heads of another width",
+    ),
     _row("layers.aux_hidden_states.AuxHiddenStateList.capture", "call", "self hidden", "EAGLE3"),
     _row("layers.aux_hidden_states.pack_aux_hidden_states", "call", "aux_hidden_states", "EAGLE3"),
     _row("arg_groups.validation_hook.check_pipeline_parallel_compat", "override", "cfg", "refusals"),

@@ -34,7 +34,13 @@ from sglang_pp_spec.host.arguments import REFUSALS, check_arguments
 from sglang_pp_spec.host.symbols import SYMBOLS, check_host
 from types import SimpleNamespace as Args
 
-base = dict(pp_size=2, speculative_algorithm="EAGLE", disaggregation_mode="null")
+base = dict(
+    pp_size=2,
+    speculative_algorithm="EAGLE",
+    disaggregation_mode="null",
+    cuda_graph_backend_prefill=None,
+    enable_torch_compile=False,
+)
 wrong = {
     "pd-disaggregation": dict(disaggregation_mode="prefill"),
     "adaptive": dict(speculative_adaptive=True),
@@ -42,13 +48,14 @@ wrong = {
     "multi-layer-eagle": dict(enable_multi_layer_eagle=True),
     "mixed-chunk": dict(enable_mixed_chunk=True),
     "rejection-sampling": dict(speculative_use_rejection_sampling=True),
-    "token-map": dict(speculative_token_map="map.pt"),
     "return-hidden-states": dict(enable_return_hidden_states=True),
     "hisparse": dict(enable_hisparse=True),
     "two-batch-overlap": dict(enable_two_batch_overlap=True),
     "lora": dict(enable_lora=True),
     "pdmux": dict(enable_pdmux=True),
     "min-free-slots": dict(min_free_slots_delay=2),
+    "eagle3-prefill-graph": dict(speculative_algorithm="eagle3", cuda_graph_backend_prefill="breakable"),
+    "eagle3-torch-compile": dict(speculative_algorithm="EAGLE3", enable_torch_compile=True),
 }
 
 def message(settings=None, **changes):

@@ -13,7 +13,7 @@ from sglang_pp_spec.host.arguments import check_target
 
 
 def model(config) -> SimpleNamespace:
-    return SimpleNamespace(hf_config=config, linear_attn_registry_result=None)
+    return SimpleNamespace(hf_config=config, linear_attn_registry_result=None, is_multimodal=False)
 
 
 def test_a_target_with_recurrent_layers_is_refused() -> None:
@@ -26,6 +26,15 @@ def test_deepseek_v4_is_refused() -> None:
     config = LlamaConfig(architectures=["DeepseekV4ForCausalLM"], model_type="deepseek_v4")
     with pytest.raises(UnsupportedCombination, match="DeepSeek-V4"):
         check_target(model(config))
+
+
+def test_a_target_that_sees_images_is_refused_with_eagle3_alone() -> None:
+    """The head of the last stage asked for embeddings that the first stage has, and the server ended at an image."""
+    target = model(LlamaConfig(architectures=["LlamaForCausalLM"]))
+    target.is_multimodal = True
+    check_target(target)
+    with pytest.raises(UnsupportedCombination, match="embeddings of images"):
+        check_target(target, eagle3=True)
 
 
 def test_a_target_of_attention_layers_alone_is_not() -> None:

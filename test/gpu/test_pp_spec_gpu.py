@@ -1,4 +1,4 @@
-"""PP x EAGLE through the plugin on GPUs: CUDA graphs, with overlap and without, against plain EAGLE on one GPU.
+"""PP x EAGLE and EAGLE3 through the plugin on GPUs: CUDA graphs, with overlap and without, against one GPU.
 
 Stages that have no GPU of their own all share the first one (SGLANG_PP_SPEC_COLOCATED); three and four stages show
 slot errors that two cannot. The GPU kernels take no float32, and in bfloat16 another batch shape may flip a tie
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "registered" / "pp"))
-from conftest import CHAIN, TREE, on_gpus, poisoned, without_overlap
+from conftest import CHAIN, EAGLE3, EAGLE3_TREE, TREE, on_gpus, poisoned, without_overlap
 from workloads import WORKLOADS, accept_length, ask_all, rounds
 
 from benchmark.ties import TIE, Difference, differences
@@ -33,6 +33,8 @@ CASES = {
     "tree": replace(PLUGIN_TREE, pp=2),
     "chain_pp4": replace(PLUGIN_CHAIN, pp=4),
     "tree_pp3_poisoned": poisoned(replace(PLUGIN_TREE, pp=3)),
+    "eagle3_chain": replace(EAGLE3, mode="plugin", pp=2),
+    "eagle3_tree_pp3": replace(EAGLE3_TREE, mode="plugin", pp=3),
 }
 
 pytestmark = pytest.mark.skipif(

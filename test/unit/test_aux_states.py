@@ -123,7 +123,23 @@ def test_a_last_stage_without_such_a_layer_returns_plain_hidden_states(monkeypat
     assert target.capture_aux_hidden_states is False
 
 
-@pytest.mark.parametrize("layers", [[1, 3, 6], [-1, 2], []])
+def test_what_comes_after_the_last_layer_is_the_last_stage_s(monkeypatch) -> None:
+    """gpt-oss can capture that, by the number of its layers."""
+    stack = Stack(3, 6)
+    stack.layers_to_capture = [1, 3, 6]
+    assert configure(monkeypatch, stack, stage=1, num_stages=2, layers=[]).model.layers_to_capture == [3, 6]
+
+
+def test_a_graph_that_was_captured_without_the_states_is_named(monkeypatch) -> None:
+    """Such a prefill graph calls the layers' module past its hooks, and its replay runs no layer."""
+    stack = Stack(0, 4)
+    configure(monkeypatch, stack, stage=0, num_stages=2, layers=[1, 3, 5])
+    monkeypatch.setattr(stack, "forward", lambda hidden_states: PPProxyTensors({"hidden_states": hidden_states}))
+    with pytest.raises(PPSpecError, match="prefill's CUDA graph"):
+        stack(torch.zeros(2, HIDDEN))
+
+
+@pytest.mark.parametrize("layers", [[1, 3, 7], [-1, 2], []])
 def test_a_draft_of_another_target_is_refused_by_the_layers_it_asks_for(monkeypatch, layers: list[int]) -> None:
     with pytest.raises(SystemExit, match="another target"):
         configure(monkeypatch, Stack(0, 4), stage=0, num_stages=2, layers=layers)
@@ -179,3 +195,19 @@ def test_only_aux_hidden_states_are_passed_on() -> None:
     part = inputs_of(1)
     assert of_earlier_stages(proxy_of(**{f"{KEY}0": part})) == {f"{KEY}0": part}
     assert of_earlier_stages(None) == {}
+
+
+@pytest.mark.parametrize(("width", "own"), [(HIDDEN, False), (HIDDEN // 2, True)])
+def test_a_narrower_head_keeps_its_own_embedding_and_others_get_the_target_s(
+    monkeypatch, width: int, own: bool
+) -> None:
+    monkeypatch.setattr(aux_states, "get_parallel", lambda: SimpleNamespace(pp_size=2))
+    monkeypatch.setattr(aux_states, "resolve_target_embed_and_head", lambda model: (None, "target's head"))
+    config = SimpleNamespace(hidden_size=width, target_hidden_size=HIDDEN)
+    head = SimpleNamespace(config=config, get_embed=lambda: "own embedding")
+    worker = SimpleNamespace(
+        draft_runner=SimpleNamespace(model=head),
+        target_worker=SimpleNamespace(model_runner=SimpleNamespace(model=None)),
+    )
+    found = aux_states.keep_own_embedding(lambda _: ("target's embedding", "target's head"), worker)
+    assert found == ("own embedding" if own else "target's embedding", "target's head")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from sglang_pp_spec.host.aux_states import KEY
 from sglang_pp_spec.host.engine import SchedulerEngine
 
 
@@ -34,3 +36,11 @@ def test_what_the_host_sends_beside_tensors_is_passed_over() -> None:
     received = torch.zeros(2).as_subclass(Received)
     let_go({"__msg_type__": "proxy", "residual": None, "hidden_states": received})
     assert received.streams == ["forward"]
+
+
+@pytest.mark.parametrize(("is_last", "kept"), [(True, []), (False, [f"{KEY}0"])])
+def test_only_a_stage_that_passes_aux_hidden_states_on_keeps_them(is_last: bool, kept: list[str]) -> None:
+    """Of a prompt of 8K tokens they are hundreds of MB, and the last stage held them until its turn was over."""
+    engine = SimpleNamespace(scheduler=SimpleNamespace(pp_group=SimpleNamespace(is_last_rank=is_last)))
+    proxy = SimpleNamespace(tensors={"hidden_states": torch.zeros(2), f"{KEY}0": torch.zeros(2)})
+    assert list(SchedulerEngine._passes_on(engine, proxy)) == kept

@@ -9,6 +9,7 @@ import json
 import random
 import re
 import shutil
+import string
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CHAIN, EAGLE3, EAGLE3_TREE, Arm, with_overlap, without_overlap
+import torch
+from conftest import CHAIN, EAGLE3, EAGLE3_TREE, TREE, Arm, with_overlap, without_overlap
 from mtp_checkpoint import write_checkpoints
+from safetensors.torch import load_file
 from workloads import (
     CHUNK,
     Ask,
@@ -39,8 +42,11 @@ from workloads import (
 from workloads import constrained as constrained_workload
 
 from benchmark import relay_budget
+from benchmark.random_model import write
 from sglang_pp_spec.server import Reply, Server, ServerError, ServerSpec
 from sglang_pp_spec.tiny import DRAFT_EAGLE3_PATH, problems
+
+EOS = 257  # of the tiny model, whose other tokens are bytes
 
 
 class TestPPSpecConsistency:
@@ -104,7 +110,7 @@ class TestPPSpecConsistency:
     def test_a_pause_in_place_just_after_a_prefill_loses_nothing(self, arm: Arm) -> None:
         """Between its prefill and its first round a stage looked idle, and its leak check ended the server."""
         ask = questions(1)[0]
-        for delay_ms in range(0, 120, 6):
+        for delay_ms in range(0, 120, 12):
             with ThreadPoolExecutor(1) as pool:
                 reply = pool.submit(ask_all, arm.server, [ask])
                 time.sleep(delay_ms / 1000)
@@ -192,6 +198,20 @@ class TestPPSpecMTP:
             assert_same(ask_all(server, asks), reference)
 
 
+class TestPPSpecTokenMap:
+    """A head that drafts from a part of the vocabulary numbers its tokens by itself; frames carry the target's."""
+
+    def test_a_head_with_a_token_map_replies_as_without_a_pipeline_in_as_many_rounds(self, tmp_path: Path) -> None:
+        frequent = sorted({ord(c) for c in string.ascii_lowercase + string.digits + " .,?\n"} | {EOS}, reverse=True)
+        torch.save(frequent, tmp_path / "map.pt")  # descending, so that no token keeps its number
+        mapped = replace(TREE, extra_args=(*TREE.extra_args, "--speculative-token-map", str(tmp_path / "map.pt")))
+        with Server(mapped) as plain:
+            reference = ask_all(plain, questions())
+        assert accept_length(reference) >= 1.8, "the map takes too much to show a wrong number"
+        with Server(with_overlap(replace(mapped, mode="plugin", pp=3))) as server:
+            assert_same(ask_all(server, questions()), reference)
+
+
 class TestPPSpecEagle3:
     """An EAGLE3 head drafts from what three layers of the target have before them, on whatever stages those are.
 
@@ -223,6 +243,15 @@ class TestPPSpecEagle3:
         with Server(with_overlap(replace(early, mode="plugin", pp=3))) as server:
             assert_same(ask_all(server, asks), reference)
 
+    def test_a_head_that_is_narrower_than_its_target_keeps_its_own_embedding(self, tmp_path: Path) -> None:
+        """Heads for large targets are. SGLang loads the target's embedding into it where that is on another stage."""
+        narrow = replace(EAGLE3, draft=str(narrow_eagle3(tmp_path / "draft")))
+        asks = [replace(ask, max_new_tokens=24) for ask in questions(6)]
+        with Server(narrow) as plain:
+            reference = ask_all(plain, asks)
+        with Server(with_overlap(replace(narrow, mode="plugin", pp=2))) as server:
+            assert_same(ask_all(server, asks), reference)
+
     def test_a_head_for_a_larger_target_is_refused_by_the_layers_it_asks_for(self, tmp_path: Path) -> None:
         other = replace(EAGLE3, mode="plugin", pp=2, draft=str(eagle3_of_layers(tmp_path / "draft", [2, 16, 29])))
         with pytest.raises(ServerError, match=re.escape("[3, 17, 30], the target has 6")):
@@ -242,6 +271,28 @@ def eagle3_of_layers(folder: Path, layers: list[int]) -> Path:
     config = json.loads((folder / "config.json").read_text())
     config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = layers
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def narrow_eagle3(folder: Path) -> Path:
+    """The EAGLE3 head cut to half its width, in ``folder``: it drafts badly, but the same everywhere."""
+    weights = load_file(DRAFT_EAGLE3_PATH / "model.safetensors")
+    config = json.loads((DRAFT_EAGLE3_PATH / "config.json").read_text())
+    size, wide = config["hidden_size"] // 2, config["hidden_size"]
+    for name, weight in weights.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            rows = weight.shape[0] // 2  # of [embedding | state]
+            weights[name] = torch.cat([weight[:rows, :size], weight[:rows, wide : wide + size]], dim=1)
+        elif name in ("embed_tokens.weight", "lm_head.weight") or name.endswith(
+            ("gate_proj.weight", "up_proj.weight")
+        ):
+            weights[name] = weight[:, :size]
+        elif name.endswith("o_proj.weight"):
+            weights[name] = weight[:size, :size]
+        elif name != "d2t":
+            weights[name] = weight[:size]
+    config |= {"hidden_size": size, "num_attention_heads": 2, "num_key_value_heads": 1}
+    write(folder, config, {name: weight.contiguous() for name, weight in weights.items()})
     return folder
 
 
