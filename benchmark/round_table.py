@@ -59,7 +59,7 @@ def markdown(arms: Arms, what: str, cell: Callable[[Mapping[str, Any]], str]) ->
 
 
 def _round(one: Mapping[str, Any]) -> str:
-    cell = f"{one['ms_per_round']:.1f} ({one['to_device']:.2f} x)"
+    cell = f"{one['ms_per_round']:.1f} ({one['ms_per_round'] / one['device_ms_per_round']:.2f} x)"
     shortest, longest = min(one["ms_all"]), max(one["ms_all"])
     return f"{cell}, {shortest:.1f} to {longest:.1f}" if longest > APART * shortest else cell
 

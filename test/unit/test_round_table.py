@@ -6,11 +6,12 @@ import pytest
 
 from benchmark.round_table import arms_of, tables
 
-ROUND = {"ms_per_round": 10.539, "ms_all": [10.4, 10.678], "to_device": 1.072}
+ROUND = {"ms_per_round": 10.539, "ms_all": [10.4, 10.678], "device_ms_per_round": 9.831}
+SLOW = {"ms_per_round": 22.17, "device_ms_per_round": 9.853}
 
 
 def test_a_batch_size_that_an_arm_lacks_is_a_dash_and_sizes_are_in_order():
-    arms = {"ours": {"32": ROUND, "8": ROUND}, "builtin": {"8": ROUND | {"ms_per_round": 22.17, "to_device": 2.25}}}
+    arms = {"ours": {"32": ROUND, "8": ROUND}, "builtin": {"8": ROUND | SLOW}}
     (table,) = tables(arms)
     assert table.splitlines() == [
         "| ms a round (of device time) | bs 8 | bs 32 |",
@@ -24,6 +25,12 @@ def test_long_prompts_have_a_table_of_their_own_where_they_were_measured():
     long = {"ttft_ms": 662.0, "tpot_ms": 36.612, "tokens_per_s": 192.8}
     _, table = tables({"ours": {"8": ROUND | long}, "tp1": {"8": ROUND}})
     assert table.splitlines()[2:] == ["| `ours` | 662 / 36.6 / 193 |", "| `tp1` | - |"]
+
+
+def test_a_ratio_is_rounded_once():
+    """17.171 over 16.424 is 1.0455: rounded to three digits and then to two it read 1.04 or 1.05, as floats fall."""
+    (table,) = tables({"ours": {"1": ROUND | {"ms_per_round": 17.171, "device_ms_per_round": 16.424}}})
+    assert "(1.05 x)" in table
 
 
 def test_runs_that_are_far_apart_are_shown():
