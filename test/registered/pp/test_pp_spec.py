@@ -18,10 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import moe_checkpoint
+import mtp_checkpoint
 import pytest
 import torch
 from conftest import CHAIN, EAGLE3, EAGLE3_TREE, TREE, Arm, with_overlap, without_overlap
-from mtp_checkpoint import write_checkpoints
 from safetensors.torch import load_file
 from workloads import (
     CHUNK,
@@ -183,7 +184,7 @@ class TestPPSpecMTP:
     """A multi-token-prediction module as drafter, on the last stage, with the target's embedding and head."""
 
     def test_an_mtp_module_over_three_stages_replies_as_plain_nextn_in_as_many_rounds(self, tmp_path: Path) -> None:
-        target, draft = write_checkpoints(tmp_path)
+        target, draft = mtp_checkpoint.write_checkpoints(tmp_path)
         nextn = replace(
             CHAIN,
             model=str(target),
@@ -195,6 +196,22 @@ class TestPPSpecMTP:
             reference = ask_all(plain, asks)
         assert 1.3 < accept_length(reference) < 2.7, "too much or too little is accepted to show a lost tree"
         with Server(with_overlap(replace(nextn, pp=3, mode="plugin"))) as server:
+            assert_same(ask_all(server, asks), reference)
+
+
+class TestPPSpecMoE:
+    """A target with experts, of Qwen3's kind."""
+
+    def test_a_target_with_experts_over_three_stages_replies_as_plain_eagle_in_as_many_rounds(
+        self, tmp_path: Path
+    ) -> None:
+        target, draft = moe_checkpoint.write_checkpoints(tmp_path)
+        moe = replace(TREE, model=str(target), draft=str(draft))
+        asks = [replace(ask, max_new_tokens=40, ignore_eos=True) for ask in questions(8)]
+        with Server(moe) as plain:
+            reference = ask_all(plain, asks)
+        assert 1.3 < accept_length(reference) < 2.9, "too much or too little is accepted to show a lost tree"
+        with Server(with_overlap(replace(moe, mode="plugin", pp=3))) as server:
             assert_same(ask_all(server, asks), reference)
 
 
