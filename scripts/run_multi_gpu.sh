@@ -5,7 +5,8 @@
 #
 #   test                 consistency: chain and tree, with overlap and without, against plain EAGLE on one GPU; three
 #                        and four stages talk through NCCL if there are as many GPUs, and share the first one if not
-#   faults               wrong frames, a dead stage, the abort policy; with less than four GPUs, those of two stages alone (15 minutes)
+#   faults               wrong frames, a dead stage, the abort policy; with less than four GPUs, those of two stages
+#                        alone (15 minutes)
 #   soak soak_tree       nine minutes of random arrivals, long prompts and aborts (stages of one GPU each, whatever TP)
 #   round round_large    ms per round at batch sizes 1, 8, 32: ours with overlap and without, with one slot, built-in and
 #                        its depth 1, one stage on all GPUs (TP), with 1.2 and with 26 billion parameters (there 64 too,

@@ -1,16 +1,10 @@
-"""Train `sglang_pp_spec.tiny`'s checkpoints from a seed on one CPU thread: the target, then its two heads.
+"""Train `sglang_pp_spec.tiny`'s checkpoints from a seed on one CPU thread: the target, then its EAGLE head.
 
-The target is a byte-level Llama trained on solved word problems. The first head is EAGLE's first kind, as
+The target is a byte-level Llama trained on solved word problems. The head is EAGLE's first kind, as
 SGLang's `LlamaForCausalLMEagle` runs it: one decoder layer without an input norm, fed with
 `fc(concat(embedding of token t+1, target's final hidden state of token t))`; its output has no norm of
 its own, imitates the target's *normed* hidden state of token t+1, goes through the target's `lm_head`,
-and is fed back as the hidden state of the next draft step.
-
-The second head is EAGLE-3, as SGLang's `LlamaForCausalLMEagle3` runs it. `fc` takes the outputs of three of
-the target's layers, nothing else; attention reads `concat(normed embedding, normed state)`, and the state
-itself is the residual stream. A step's output is fed back as it is, past `fc`; for the logits it goes through
-a norm and an `lm_head` of its own, whose vocabulary is a part of the target's. `--eagle3-only` trains this
-head alone, on the target that lies there.
+and is fed back as the hidden state of the next draft step. `train_tiny_eagle3.py` trains another head.
 """
 
 from __future__ import annotations
@@ -18,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -29,9 +21,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from sglang_pp_spec.tiny import DRAFT_EAGLE3_PATH, DRAFT_PATH, TARGET_PATH, problems
+from sglang_pp_spec.tiny import DRAFT_PATH, TARGET_PATH, problems
 
 BOS, EOS, PAD = 256, 257, 258  # a token below 256 is the byte itself; no text starts with BOS
 VOCAB = 320
@@ -51,9 +43,6 @@ SHAPE = {
 }
 QUESTION_WEIGHT = 0.1  # of a question's byte in the losses; a byte of an answer weighs 1
 SHORT, LONG = 384, 2048  # row lengths: two problems; about eleven, for few-shot prompts
-AUX_LAYERS = (0, 2, 4)  # whose outputs EAGLE-3 reads: one of each third of the target
-AUX_SCALE = 256.0  # they are this large; training divides them by it, and the saved `fc` does so instead
-DRAFT_VOCAB = 64  # of EAGLE-3; the text has 72 different bytes, so a few capitals cannot be drafted
 
 
 # --- data ---
@@ -243,43 +232,6 @@ class EagleHead(nn.Module):
         return outputs
 
 
-class Eagle3Head(EagleHead):
-    """EAGLE-3's draft layer; `tokens` [DRAFT_VOCAB] are the ids it can draft, ascending."""
-
-    def __init__(self, config: LlamaConfig, target: LlamaForCausalLM, tokens: Tensor):
-        super().__init__(config)
-        size = config.hidden_size
-        self.fc = nn.Linear(len(AUX_LAYERS) * size, size, bias=False)
-        layer, attn = self.layers[0], self.layers[0].self_attn
-        layer.input_layernorm = LlamaRMSNorm(size, config.rms_norm_eps)
-        layer.hidden_norm = LlamaRMSNorm(size, config.rms_norm_eps)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            setattr(attn, name, nn.Linear(2 * size, getattr(attn, name).out_features, bias=False))
-        self.norm = LlamaRMSNorm(size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(size, len(tokens), bias=False)
-        self.lm_head.weight.data.copy_(target.lm_head.weight[tokens])
-        self.tokens = tokens
-
-    def features(self, target: LlamaForCausalLM, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The scaled outputs of `AUX_LAYERS` side by side, and the target's final hidden states."""
-        out = target.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-        return torch.cat([out.hidden_states[i + 1] for i in AUX_LAYERS], -1) / AUX_SCALE, out.last_hidden_state
-
-    def logits(self, output: Tensor) -> Tensor:
-        """Logits of the draft vocabulary, [B, R, DRAFT_VOCAB]."""
-        return self.lm_head(self.norm(output))
-
-    def draft(self, target: LlamaForCausalLM, output: Tensor) -> Tensor:
-        """The likeliest token after each output, [B, R]."""
-        return self.tokens[self.logits(output).argmax(-1)]
-
-    def _inputs(self, embeds: Tensor, state: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """What attention reads, and the residual stream it is added to."""
-        state = self.fc(state) if step == 0 else state
-        layer = self.layers[0]
-        return torch.cat((layer.input_layernorm(embeds), layer.hidden_norm(state)), -1), state
-
-
 def train_head(target: LlamaForCausalLM, seed: int, steps: int, lr: float, depth: int = 3) -> EagleHead:
     """Train the head on the frozen target's hidden states, `depth` draft steps unrolled."""
     torch.manual_seed(seed)
@@ -298,37 +250,6 @@ def train_head(target: LlamaForCausalLM, seed: int, steps: int, lr: float, depth
             cross = F.cross_entropy(target.lm_head(guess).mT, wanted[:, at].mT, reduction="none")
             distance = F.smooth_l1_loss(guess, hidden[:, at], reduction="none").mean(-1)
             loss = loss + (w * (cross + distance)).sum()
-        descend(loss, head, opts)
-        if step % 20 == 0:
-            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-    return head.eval()
-
-
-def draft_vocabulary(seed: int, size: int = DRAFT_VOCAB) -> Tensor:
-    """EOS and the `size - 1` most frequent bytes of the training text, ascending."""
-    texts = (problems.document(p).encode() for p in islice(problems.training(seed), 20_000))
-    counts = Counter(byte for text in texts for byte in text)
-    return torch.tensor(sorted([EOS, *(byte for byte, _ in counts.most_common(size - 1))]))
-
-
-def train_eagle3_head(target: LlamaForCausalLM, seed: int, steps: int, lr: float, depth: int = 3) -> Eagle3Head:
-    """Train the EAGLE-3 head on the frozen target's distributions, `depth` draft steps unrolled."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(**SHAPE, num_hidden_layers=1, attn_implementation="sdpa")
-    head = Eagle3Head(config, target, draft_vocabulary(seed))
-    opts, data = optimizers(head, steps, lr), Rows(seed + 1)
-    bar = tqdm(range(steps), desc="eagle3 head", mininterval=5)
-    for step in bar:
-        tokens, _, weights = data.take(8, SHORT)
-        with torch.no_grad():
-            fed, hidden = head.features(target, tokens)
-            embeds = target.model.embed_tokens(tokens[:, 1:])
-            wanted = target.lm_head(hidden).softmax(-1)[..., head.tokens]  # may sum to less than 1
-        loss = torch.zeros(())
-        for d, output in enumerate(head.unroll(embeds, fed[:, :-1], depth), 1):
-            at = slice(d, d + output.shape[1])
-            cross = F.cross_entropy(head.logits(output).mT, wanted[:, at].mT, reduction="none")
-            loss = loss + (weights[:, at] * cross).sum() / weights[:, at].sum()
         descend(loss, head, opts)
         if step % 20 == 0:
             bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
@@ -401,32 +322,17 @@ def save_target(model: LlamaForCausalLM, folder: Path) -> None:
 
 def save_head(head: EagleHead, target: LlamaForCausalLM, folder: Path) -> None:
     """Write the head in bfloat16, with a copy of the target's embedding to stand by itself."""
-    folder.mkdir(parents=True, exist_ok=True)
     weights = {"embed_tokens.weight": target.model.embed_tokens.weight, **head.state_dict()}
     weights = {k: v.detach().bfloat16().contiguous() for k, v in weights.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = LlamaConfig(**SHAPE, num_hidden_layers=1, architectures=["LlamaForCausalLMEagle"], dtype="bfloat16")
-    (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n")
+    write_head(folder, weights, architectures=["LlamaForCausalLMEagle"])
 
 
-def save_eagle3_head(head: Eagle3Head, target: LlamaForCausalLM, folder: Path) -> None:
-    """Write the EAGLE-3 head in bfloat16; `d2t` is what to add to a draft id to get the target's."""
+def write_head(folder: Path, weights: dict[str, Tensor], **config) -> None:
+    """A head's checkpoint: the target's shape, one layer, and what `config` adds."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {"embed_tokens.weight": target.model.embed_tokens.weight, **head.state_dict()}
-    weights["fc.weight"] = weights["fc.weight"] / AUX_SCALE
-    weights = {k.replace("layers.0.", "midlayer."): v.detach().bfloat16().contiguous() for k, v in weights.items()}
-    weights["d2t"] = head.tokens - torch.arange(len(head.tokens))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = LlamaConfig(
-        **SHAPE,
-        num_hidden_layers=1,
-        architectures=["LlamaForCausalLMEagle3"],
-        dtype="bfloat16",
-        draft_vocab_size=len(head.tokens),
-        target_hidden_size=SHAPE["hidden_size"],
-        eagle_config={"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS)},
-    )
-    (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n")
+    whole = LlamaConfig(**SHAPE, num_hidden_layers=1, dtype="bfloat16", **config)
+    (folder / "config.json").write_text(json.dumps(whole.to_dict(), indent=2, sort_keys=True) + "\n")
 
 
 def report(target: LlamaForCausalLM, n: int) -> None:
@@ -459,9 +365,6 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1.5e-2, help="of the target")
     parser.add_argument("--draft-steps", type=int, default=200)
     parser.add_argument("--draft-lr", type=float, default=1e-2)
-    parser.add_argument("--eagle3-only", action="store_true", help="take the target in --out, train no other head")
-    parser.add_argument("--eagle3-steps", type=int, default=100, help="few, so that drafts are rejected, too")
-    parser.add_argument("--eagle3-lr", type=float, default=1e-2)
     parser.add_argument("--batch", type=int, default=16, help="rows of a step of the target")
     parser.add_argument(
         "--device", default="cpu", help="another device is faster; its weights differ in the last bits"
@@ -472,24 +375,15 @@ def main() -> None:
     torch.set_default_device(args.device)
     torch.backends.cuda.enable_cudnn_sdp(False)  # not there in every installation, and not needed
     start = time.monotonic()
-    heads: list[EagleHead] = []
-    if args.eagle3_only:
-        target = LlamaForCausalLM.from_pretrained(args.out / TARGET_PATH.name, dtype=torch.float32).eval()
-    else:
-        target = train_target(args.seed, args.steps, args.lr, args.start, args.batch)
-        round_to_bfloat16(target)
-        save_target(target, args.out / TARGET_PATH.name)
-        heads.append(train_head(target, args.seed, args.draft_steps, args.draft_lr))
-        round_to_bfloat16(heads[-1])
-        save_head(heads[-1], target, args.out / DRAFT_PATH.name)
-    eagle3 = train_eagle3_head(target, args.seed, args.eagle3_steps, args.eagle3_lr)
-    round_to_bfloat16(eagle3)
-    save_eagle3_head(eagle3, target, args.out / DRAFT_EAGLE3_PATH.name)
+    target = train_target(args.seed, args.steps, args.lr, args.start, args.batch)
+    round_to_bfloat16(target)
+    save_target(target, args.out / TARGET_PATH.name)
+    head = train_head(target, args.seed, args.draft_steps, args.draft_lr)
+    round_to_bfloat16(head)
+    save_head(head, target, args.out / DRAFT_PATH.name)
     print(f"trained in {time.monotonic() - start:.0f} s")
-    if not args.eagle3_only:
-        report(target, args.held_out)
-    for head in (*heads, eagle3):
-        report_head(target, head, args.held_out)
+    report(target, args.held_out)
+    report_head(target, head, args.held_out)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from ..core.errors import PPSpecError
 
 KEY = "aux_hidden_states.stage"
 TAKES_LIST, TAKES_FUNCTION = "captured_last_layer_outputs", "capture_output"
-_CAPTURES = "pp_spec_captures_aux"  # on the last stage's target: whether layers of its own are among them
 
 
 def capture_on_every_stage(_: None, *, model: nn.Module, eagle_use_aux_hidden_state: bool, **__: Any) -> None:
@@ -74,7 +73,7 @@ def complete_on_last_stage(
     output = result.logits_output
     if not received or output is None or output.hidden_states is None:
         return
-    captures = getattr(worker.model_runner.model, _CAPTURES)
+    captures = bool(_layer_stack(worker.model_runner.model).layers_to_capture)
     output.hidden_states = joined(received.values(), output.hidden_states, captures)
 
 
@@ -180,7 +179,6 @@ def _check_layers(layers: list[int], stack: Any) -> None:
 def _capture_only(model: nn.Module, stack: Any, own: list[int]) -> None:
     """``model`` captures ``own`` for its own output and expects no others; none: it returns hidden states alone."""
     stack.layers_to_capture = own
-    setattr(model, _CAPTURES, bool(own))
     for module in model.modules():
         if getattr(module, "capture_aux_hidden_states", False):
             module.capture_aux_hidden_states = bool(own)

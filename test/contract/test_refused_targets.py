@@ -1,5 +1,6 @@
 """Targets that are refused before their weights are loaded."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +40,18 @@ def test_a_target_that_sees_images_is_refused_with_eagle3_alone() -> None:
 
 def test_a_target_of_attention_layers_alone_is_not() -> None:
     check_target(model(LlamaConfig(architectures=["LlamaForCausalLM"])))
+
+
+@pytest.mark.parametrize(("algorithm", "refused"), [("EAGLE3", True), ("EAGLE", False)])
+def test_a_scheduler_says_to_the_check_whether_its_head_is_an_eagle3_one(monkeypatch, algorithm, refused) -> None:
+    monkeypatch.setattr(Scheduler, "init_model_config", lambda self: None)
+    monkeypatch.setattr(ours, "get_parallel", lambda: SimpleNamespace(pp_size=2))
+    scheduler = object.__new__(ours.PPSpecScheduler)
+    scheduler.model_config = model(LlamaConfig(architectures=["LlamaForCausalLM"]))
+    scheduler.model_config.is_multimodal = True
+    scheduler.server_args = SimpleNamespace(speculative_algorithm=algorithm)
+    with pytest.raises(SystemExit, match="images") if refused else contextlib.nullcontext():
+        scheduler.init_model_config()
 
 
 @pytest.mark.parametrize(("pp_size", "algorithm"), [(2, "EAGLE"), (1, "EAGLE"), (2, None)])

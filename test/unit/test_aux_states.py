@@ -157,8 +157,8 @@ def test_a_target_that_does_not_say_which_layers_are_captured_is_refused(monkeyp
 
 def completed(proxy: PPProxyTensors | None, own: Tensor, captures: bool) -> Tensor:
     output = SimpleNamespace(hidden_states=own)
-    target = Target(nn.Identity())
-    target.pp_spec_captures_aux = captures
+    target = Target(Stack(3, NUM_LAYERS))
+    target.model.layers_to_capture = [5] if captures else []
     worker = SimpleNamespace(model_runner=SimpleNamespace(model=target))
     complete_on_last_stage(SimpleNamespace(logits_output=output), worker, None, pp_proxy_tensors=proxy)
     return output.hidden_states

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 import string
 import threading
 import time
@@ -18,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import eagle3_checkpoint
 import moe_checkpoint
 import mtp_checkpoint
 import pytest
 import torch
 from conftest import CHAIN, EAGLE3, EAGLE3_TREE, TREE, Arm, with_overlap, without_overlap
-from safetensors.torch import load_file
 from workloads import (
     CHUNK,
     Ask,
@@ -43,9 +42,8 @@ from workloads import (
 from workloads import constrained as constrained_workload
 
 from benchmark import relay_budget
-from benchmark.random_model import write
 from sglang_pp_spec.server import Reply, Server, ServerError, ServerSpec
-from sglang_pp_spec.tiny import DRAFT_EAGLE3_PATH, problems
+from sglang_pp_spec.tiny import problems
 
 EOS = 257  # of the tiny model, whose other tokens are bytes
 
@@ -180,6 +178,18 @@ class TestPPSpecPressure:
         assert max(in_one_slot) == 4
 
 
+def assert_as_plain(spec: ServerSpec, pp: int, asks: list[Ask], *, accepts: float) -> None:
+    """``spec`` over ``pp`` stages, with overlap, replies as without a pipeline, in as many rounds.
+
+    Plain speculation must accept more than ``accepts`` tokens a round, or a lost tree would not show.
+    """
+    with Server(spec) as plain:
+        reference = ask_all(plain, asks)
+    assert accept_length(reference) > accepts, "too little is accepted to show a lost tree"
+    with Server(with_overlap(replace(spec, mode="plugin", pp=pp))) as server:
+        assert_same(ask_all(server, asks), reference)
+
+
 class TestPPSpecMTP:
     """A multi-token-prediction module as drafter, on the last stage, with the target's embedding and head."""
 
@@ -192,11 +202,7 @@ class TestPPSpecMTP:
             extra_args=(*CHAIN.extra_args, "--speculative-algorithm", "NEXTN"),
         )
         asks = [replace(ask, max_new_tokens=40, ignore_eos=True) for ask in questions(8)]
-        with Server(nextn) as plain:
-            reference = ask_all(plain, asks)
-        assert 1.3 < accept_length(reference) < 2.7, "too much or too little is accepted to show a lost tree"
-        with Server(with_overlap(replace(nextn, pp=3, mode="plugin"))) as server:
-            assert_same(ask_all(server, asks), reference)
+        assert_as_plain(nextn, 3, asks, accepts=1.3)
 
 
 class TestPPSpecMoE:
@@ -208,11 +214,7 @@ class TestPPSpecMoE:
         target, draft = moe_checkpoint.write_checkpoints(tmp_path)
         moe = replace(TREE, model=str(target), draft=str(draft))
         asks = [replace(ask, max_new_tokens=40, ignore_eos=True) for ask in questions(8)]
-        with Server(moe) as plain:
-            reference = ask_all(plain, asks)
-        assert 1.3 < accept_length(reference) < 2.9, "too much or too little is accepted to show a lost tree"
-        with Server(with_overlap(replace(moe, mode="plugin", pp=3))) as server:
-            assert_same(ask_all(server, asks), reference)
+        assert_as_plain(moe, 3, asks, accepts=1.3)
 
 
 class TestPPSpecTokenMap:
@@ -222,11 +224,7 @@ class TestPPSpecTokenMap:
         frequent = sorted({ord(c) for c in string.ascii_lowercase + string.digits + " .,?\n"} | {EOS}, reverse=True)
         torch.save(frequent, tmp_path / "map.pt")  # descending, so that no token keeps its number
         mapped = replace(TREE, extra_args=(*TREE.extra_args, "--speculative-token-map", str(tmp_path / "map.pt")))
-        with Server(mapped) as plain:
-            reference = ask_all(plain, questions())
-        assert accept_length(reference) >= 1.8, "the map takes too much to show a wrong number"
-        with Server(with_overlap(replace(mapped, mode="plugin", pp=3))) as server:
-            assert_same(ask_all(server, questions()), reference)
+        assert_as_plain(mapped, 3, questions(), accepts=1.8)
 
 
 class TestPPSpecEagle3:
@@ -253,24 +251,20 @@ class TestPPSpecEagle3:
 
     def test_a_last_stage_without_any_of_the_layers_drafts_from_those_of_the_others(self, tmp_path: Path) -> None:
         """SGLang's target unpacked a pair of states where it had captured none."""
-        early = replace(EAGLE3_TREE, draft=str(eagle3_of_layers(tmp_path / "draft", [0, 1, 2])))
+        early = replace(EAGLE3_TREE, draft=str(eagle3_checkpoint.fed_by(tmp_path / "draft", [0, 1, 2])))
         asks = [replace(ask, max_new_tokens=24) for ask in questions(6)]
-        with Server(early) as plain:
-            reference = ask_all(plain, asks)
-        with Server(with_overlap(replace(early, mode="plugin", pp=3))) as server:
-            assert_same(ask_all(server, asks), reference)
+        assert_as_plain(early, 3, asks, accepts=1.3)
 
     def test_a_head_that_is_narrower_than_its_target_keeps_its_own_embedding(self, tmp_path: Path) -> None:
         """Heads for large targets are. SGLang loads the target's embedding into it where that is on another stage."""
-        narrow = replace(EAGLE3, draft=str(narrow_eagle3(tmp_path / "draft")))
+        narrow = replace(EAGLE3, draft=str(eagle3_checkpoint.half_as_wide(tmp_path / "draft")))
         asks = [replace(ask, max_new_tokens=24) for ask in questions(6)]
-        with Server(narrow) as plain:
-            reference = ask_all(plain, asks)
-        with Server(with_overlap(replace(narrow, mode="plugin", pp=2))) as server:
-            assert_same(ask_all(server, asks), reference)
+        assert_as_plain(narrow, 2, asks, accepts=1.0)
 
     def test_a_head_for_a_larger_target_is_refused_by_the_layers_it_asks_for(self, tmp_path: Path) -> None:
-        other = replace(EAGLE3, mode="plugin", pp=2, draft=str(eagle3_of_layers(tmp_path / "draft", [2, 16, 29])))
+        other = replace(
+            EAGLE3, mode="plugin", pp=2, draft=str(eagle3_checkpoint.fed_by(tmp_path / "draft", [2, 16, 29]))
+        )
         with pytest.raises(ServerError, match=re.escape("[3, 17, 30], the target has 6")):
             Server(other, start_timeout_s=120).start()
 
@@ -280,37 +274,6 @@ def plain_eagle3() -> list[Reply]:
     """Replies of plain EAGLE3 to the questions, a chain."""
     with Server(EAGLE3) as server:
         return ask_all(server, questions())
-
-
-def eagle3_of_layers(folder: Path, layers: list[int]) -> Path:
-    """The EAGLE3 head, fed by other layers than it was trained on, in ``folder``."""
-    shutil.copytree(DRAFT_EAGLE3_PATH, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = layers
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def narrow_eagle3(folder: Path) -> Path:
-    """The EAGLE3 head cut to half its width, in ``folder``: it drafts badly, but the same everywhere."""
-    weights = load_file(DRAFT_EAGLE3_PATH / "model.safetensors")
-    config = json.loads((DRAFT_EAGLE3_PATH / "config.json").read_text())
-    size, wide = config["hidden_size"] // 2, config["hidden_size"]
-    for name, weight in weights.items():
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            rows = weight.shape[0] // 2  # of [embedding | state]
-            weights[name] = torch.cat([weight[:rows, :size], weight[:rows, wide : wide + size]], dim=1)
-        elif name in ("embed_tokens.weight", "lm_head.weight") or name.endswith(
-            ("gate_proj.weight", "up_proj.weight")
-        ):
-            weights[name] = weight[:, :size]
-        elif name.endswith("o_proj.weight"):
-            weights[name] = weight[:size, :size]
-        elif name != "d2t":
-            weights[name] = weight[:size]
-    config |= {"hidden_size": size, "num_attention_heads": 2, "num_key_value_heads": 1}
-    write(folder, config, {name: weight.contiguous() for name, weight in weights.items()})
-    return folder
 
 
 class TestPPSpecBudget:
