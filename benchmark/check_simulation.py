@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang_pp_spec.core.ring import Overlap
+
 from .gpu_round import Arm, arms
 from .report import emit, provenance, table
 from .simulate import BEFORE_FORWARD, MEASURED_ACCOUNT_S, MEASURED_HOST_S, Pipeline, simulate
@@ -98,7 +100,7 @@ def round_ms(arm: Arm, batch_size: int, device_ms: Sequence[float], host_ms: flo
         rounds=ROUNDS,
         host=host_ms / 1000 * BEFORE_FORWARD,
         account=host_ms / 1000 * (1 - BEFORE_FORWARD),
-        overlap="--disable-overlap-schedule" not in arm.args,
+        overlap=Overlap.OFF if "--disable-overlap-schedule" in arm.args else Overlap.ON,
         device=True,
     )
     return 1000 * simulate(pipeline).cycle

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_pp_spec.core.ring import Operation, turn_operations
+from sglang_pp_spec.core.ring import Operation, Overlap, turn_operations
 
 from .occupancy import floor_seconds
 from .report import emit, provenance, table
@@ -46,7 +46,7 @@ class Pipeline:
     host: float = 0.0  # per turn with a batch and stage, before its forward
     account: float = 0.0  # per frame and stage, after it was read
     hop: float = 0.0  # a message's way to another stage
-    overlap: bool = False  # frames are read after the next launch
+    overlap: Overlap = Overlap.OFF  # what comes behind the slot's next launch
     device: bool = False  # forwards run beside the host
 
     @property
@@ -221,7 +221,7 @@ def point(options: argparse.Namespace, num_stages: int) -> dict[str, Any]:
             host=options.host_ms / 1000,
             account=options.account_ms / 1000,
             hop=options.hop_ms / 1000,
-            overlap=not options.sync,
+            overlap=Overlap[options.overlap.upper()],
             device=options.device,
         )
     )
@@ -262,7 +262,7 @@ def published(options: argparse.Namespace) -> dict[str, Any]:
             account=host * (1 - BEFORE_FORWARD),
             device=True,
         )
-        sync, overlap = simulate(pipeline), simulate(replace(pipeline, overlap=True))
+        sync, overlap = simulate(pipeline), simulate(replace(pipeline, overlap=Overlap.ON))
         rows.append(
             {"host share": share, "TPOT ms, sync": sync.cycle * 1000, "TPOT ms, overlap": overlap.cycle * 1000}
         )
@@ -283,7 +283,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--host-ms", type=float, default=MEASURED_HOST_S * 1000)
     parser.add_argument("--account-ms", type=float, default=MEASURED_ACCOUNT_S * 1000)
     parser.add_argument("--hop-ms", type=float, default=0.0)
-    parser.add_argument("--sync", action="store_true", help="the loop of --disable-overlap-schedule")
+    modes = [overlap.name.lower() for overlap in Overlap]
+    parser.add_argument("--overlap", choices=modes, default="on", help="off: as with --disable-overlap-schedule")
     parser.add_argument("--device", action="store_true", help="forwards run beside the host, as on a GPU")
     parser.add_argument("--published", action="store_true", help="predict the published machine's latency")
     parser.add_argument("--rounds", type=int, default=100)

@@ -21,11 +21,12 @@ def load_cpu_engine() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from .cpu_engine import delays, hooks
+    from .cpu_engine import delays, hooks, planning
 
     settings = _settings()
     hooks.register(HookRegistry)
     delays.register(HookRegistry, settings)
+    planning.register(HookRegistry, settings)
     if settings.count:
         from .cpu_engine import counting_hooks
 

@@ -1,4 +1,4 @@
-"""What a frame changes on a stage, in order: the same functions for every engine and both modes.
+"""What a frame changes on a stage, in order: the same functions for every engine and every mode.
 
 ``adopt_frame``, from the frame on the device:
 
@@ -11,7 +11,7 @@
 4. ``deliver``        tokens reach the requests: output, grammar, finish, streaming.
 
 Without overlap the frame was read and checked before 1, and 4 follows at once. With overlap the next round is
-launched between 3 and 4; what 1 to 3 are given then is ``guarded`` (``core/guard.py``).
+launched between 3 and 4; where nobody read the frame, what 1 to 3 are given is ``guarded`` (``core/guard.py``).
 
 The frame's rows are labelled with the identities the step was launched with, never with those of the live batch. A
 row whose request was aborted, finished or rebuilt since, or that the frame was refused for, is not owned: it reaches

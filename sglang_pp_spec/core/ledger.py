@@ -6,7 +6,7 @@ stage that did not is found at its next frame, whose header and row identities c
 The life of a step: ``launch`` (identities fixed, fences taken) -> ``adopt`` (the next round may start from its frame
 on the device) -> ``settle`` (its tokens reached the requests). Two fences bound how far a request runs ahead: it
 never has a second step under way whose frame was not adopted, since that would be speculation on speculation; and it
-has at most ``max_unread`` steps the host has not accounted for, for which its KV was reserved.
+has at most ``max_unaccounted`` steps the host has not accounted for, for which its KV was reserved.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class _Life:
 
 
 class Ledger:
-    """Launched steps per slot, fences per request, incarnation per request id; ``max_unread`` is 2 with overlap."""
+    """Launched steps per slot, fences and incarnation per request; ``max_unaccounted`` is 2 with overlap."""
 
-    def __init__(self, *, epoch: int, num_slots: int, max_unread: int = 1) -> None:
+    def __init__(self, *, epoch: int, num_slots: int, max_unaccounted: int = 1) -> None:
         self.epoch = epoch
-        self.max_unread = max_unread
+        self.max_unaccounted = max_unaccounted
         self._launched: list[list[Launch]] = [[] for _ in range(num_slots)]  # unsettled, oldest first
         self._adopted: set[int] = set()  # steps, of the launched ones
         self._in_flight: dict[RowIdentity, int] = {}  # steps launched, not adopted
-        self._unread: dict[RowIdentity, int] = {}  # steps launched, not settled
+        self._unaccounted: dict[RowIdentity, int] = {}  # steps launched, not settled
         self._lives: dict[str, _Life] = {}
         self._next_incarnation = 1
 
@@ -98,10 +98,10 @@ class Ledger:
         rows = launch.output_rows
         if len(set(rows)) != len(rows):
             raise FenceViolation(f"step {step} slot {slot}: a request is in this batch twice: {_names(rows)}")
-        if not self._unread.keys().isdisjoint(rows):  # whoever is in flight is unread
+        if not self._unaccounted.keys().isdisjoint(rows):  # whoever is in flight is not accounted for
             self._require_fences(launch)
         _add(self._in_flight, rows)
-        _add(self._unread, rows)
+        _add(self._unaccounted, rows)
         self._launched[slot].append(launch)
         return launch
 
@@ -110,15 +110,15 @@ class Ledger:
         for identity in launch.output_rows:
             if self._in_flight.get(identity):
                 raise FenceViolation(f"{where}: {identity} already has 1 frame(s) in flight")
-            if self._unread.get(identity, 0) >= self.max_unread:
-                raise FenceViolation(f"{where}: {identity} has {self.max_unread} step(s) unread")
+            if self._unaccounted.get(identity, 0) >= self.max_unaccounted:
+                raise FenceViolation(f"{where}: {identity} has {self.max_unaccounted} step(s) to be accounted for")
 
     def _require_room(self, slot: int) -> None:
         held = self._launched[slot]
         if held and held[-1].header.step not in self._adopted:
             raise LedgerFault(f"slot {slot} still holds step {held[-1].header.step}")
-        if len(held) >= self.max_unread:
-            raise LedgerFault(f"slot {slot} still holds step {held[0].header.step}, unread")
+        if len(held) >= self.max_unaccounted:
+            raise LedgerFault(f"slot {slot} still holds step {held[0].header.step}, not accounted for")
 
     def expected(self, slot: int) -> Launch | None:
         """The oldest step of the slot that is not settled."""
@@ -141,7 +141,7 @@ class Ledger:
             raise LedgerFault(f"step {step} was not adopted")
         self._launched[slot].pop(0)
         self._adopted.discard(step)
-        _subtract(self._unread, launch.output_rows)
+        _subtract(self._unaccounted, launch.output_rows)
 
     @property
     def is_idle(self) -> bool:
@@ -150,15 +150,15 @@ class Ledger:
     def check_integrity(self) -> None:
         """Raise ``LedgerFault`` if shares and launched steps disagree, or a share outlived its step."""
         in_flight: dict[RowIdentity, int] = {}
-        unread: dict[RowIdentity, int] = {}
+        unaccounted: dict[RowIdentity, int] = {}
         for launch in (launch for launches in self._launched for launch in launches):
-            _add(unread, launch.output_rows)
+            _add(unaccounted, launch.output_rows)
             if launch.header.step not in self._adopted:
                 _add(in_flight, launch.output_rows)
         if in_flight != self._in_flight:
             raise LedgerFault(f"in flight {self._in_flight}, but launched steps say {in_flight}")
-        if unread != self._unread:
-            raise LedgerFault(f"unread {self._unread}, but launched steps say {unread}")
+        if unaccounted != self._unaccounted:
+            raise LedgerFault(f"not accounted for {self._unaccounted}, but launched steps say {unaccounted}")
 
 
 def _add(shares: dict[RowIdentity, int], rows: Sequence[RowIdentity]) -> None:

@@ -12,7 +12,7 @@ _PREFIX = "SGLANG_PP_SPEC_"
 _TRUE = ("1", "true", "yes", "y", "t", "on")
 _FALSE = ("", "0", "false", "no", "n", "f", "off")
 ON_MISMATCH = ("stop", "abort")
-OVERLAP = ("auto", "on")
+OVERLAP = ("auto", "accounting", "on")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Settings:
     cpu_engine: bool = False  # SGLANG_PP_SPEC_CPU_ENGINE: SGLang on a machine without a GPU
     colocated: bool = False  # SGLANG_PP_SPEC_COLOCATED: development: all stages on GPU 0
     on_mismatch: str = "stop"  # SGLANG_PP_SPEC_ON_MISMATCH: stop the engine, or abort the affected requests
-    overlap: str = "auto"  # SGLANG_PP_SPEC_OVERLAP: auto = where forwards run beside the host, on = on the CPU too
+    overlap: str = "auto"  # SGLANG_PP_SPEC_OVERLAP: auto = where forwards run beside the host; tests: on the CPU, too
     slot_fill: int = 1  # SGLANG_PP_SPEC_SLOT_FILL: requests a slot takes before it leaves any to the other slots
     streams: bool = False  # SGLANG_PP_SPEC_STREAMS: tests: the GPU's way through streams on the CPU engine, too
     poison: bool = False  # SGLANG_PP_SPEC_POISON: development: overwrite free memory before every turn

@@ -11,10 +11,10 @@ A turn, on stage s of P::
     post the receive of the frame
     read the previous step's frame, account for it  the wait of a round; the devices are busy with this step meanwhile
 
-Without overlap the frame is read, adopted and accounted for at the start of the turn. Either way nothing else waits
-for a frame, so P slots keep P stages busy. The loop owns identity, order and the refusal of frames; an ``Engine``
-owns requests, batches and the forward; a ``Transport`` moves frames. The server and the ring simulator of the tests
-run this same loop.
+Without overlap the frame is read, adopted and accounted for at the start of the turn; with ``Overlap.ACCOUNTING`` it
+is read there and accounted for at the end. Nothing else waits for a frame in any mode, so P slots keep P stages busy.
+The loop owns identity, order and the refusal of frames; an ``Engine`` owns requests, batches and the forward; a
+``Transport`` moves frames. The server and the ring simulator of the tests run this same loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .identity import RowIdentity
 from .layout import FrameLayout
 from .ledger import Launch, Ledger
 from .refusal import affected_rows, degenerate
-from .ring import Operation, turn_operations
+from .ring import Operation, Overlap, turn_operations
 
 Batch = TypeVar("Batch")
 
@@ -159,7 +159,7 @@ class StageLoop(Generic[Batch]):
         num_stages: int,
         num_slots: int,
         epoch: int,
-        overlap: bool = False,
+        overlap: Overlap = Overlap.OFF,
     ) -> None:
         self.engine = engine
         self.transport = transport
@@ -167,7 +167,7 @@ class StageLoop(Generic[Batch]):
         self.num_slots = num_slots
         self.operations = turn_operations(stage, num_stages, overlap=overlap)
         self.makes_frames = Operation.SEND_FRAME in self.operations
-        self.ledger = Ledger(epoch=epoch, num_slots=num_slots, max_unread=2 if overlap else 1)
+        self.ledger = Ledger(epoch=epoch, num_slots=num_slots, max_unaccounted=2 if overlap else 1)
         self.turns: list[Turn[Batch] | None] = [None] * num_slots  # the slot's newest step
         self.previous: Turn[Batch] | None = None  # in a turn: the slot's step before this turn's
         self.step = 0

@@ -1,11 +1,12 @@
 """Are rounds launched before the host has read the frame of the round before? One answer for all stages.
 
-SGLang turns its own overlap schedule off under pipeline parallelism; ours does not depend on it. Overlap is on unless
+SGLang turns its own overlap schedule off under pipeline parallelism; ours does not depend on it. Overlap is on, but
 
-- the user gave --disable-overlap-schedule;
-- an attention backend of some stage plans from lengths on the host: those are in the frame that nobody has read;
-- forwards run on the host itself, as on the CPU engine: there is nothing to hide the host's work behind, and a token
-  would only leave one forward later. SGLANG_PP_SPEC_OVERLAP=on has it there all the same, for tests.
+- off if the user gave --disable-overlap-schedule;
+- of accounting alone if an attention backend of some stage plans from lengths on the host (flashinfer): those are in
+  the frame, which is read first then;
+- off where forwards run on the host itself, as on the CPU engine: there is nothing to hide the host's work behind,
+  and a token would only leave one forward later. SGLANG_PP_SPEC_OVERLAP has it there all the same, for tests.
 """
 
 from __future__ import annotations
@@ -17,20 +18,25 @@ import torch.distributed as dist
 from sglang.srt.managers.overlap_utils import decide_needs_cpu_seq_lens
 from sglang.srt.runtime_context import get_parallel, get_spec
 
+from ..core.ring import Overlap
+
 logger = logging.getLogger(__name__)
+
+_WORDS = {Overlap.OFF: "off: ", Overlap.ACCOUNTING: "of accounting alone: ", Overlap.ON: "on"}
 
 #: Rounds of a request that the host has not accounted for when the next one is launched.
 OVERLAP_LAG = 1
 
 
-def agree_on_overlap(scheduler) -> bool:
-    """Collective over the pipeline's stages; the reason against it is logged."""
+def agree_on_overlap(scheduler) -> Overlap:
+    """Collective over the pipeline's stages: the least of what each can do, and why, in the log."""
     group = scheduler.pp_group
-    reasons: list[str | None] = [None] * group.world_size
-    dist.all_gather_object(reasons, _reason_against(scheduler), group=group.cpu_group)
-    against = sorted({reason for reason in reasons if reason})
-    logger.info("sglang_pp_spec: overlap %s", "off: " + "; ".join(against) if against else "on")
-    return not against
+    stages: list[tuple[Overlap, str]] = [(Overlap.OFF, "")] * group.world_size
+    dist.all_gather_object(stages, _possible_here(scheduler), group=group.cpu_group)
+    agreed = min(overlap for overlap, _ in stages)
+    reasons = sorted({reason for overlap, reason in stages if overlap is agreed and reason})
+    logger.info("sglang_pp_spec: overlap %s", _WORDS[agreed] + "; ".join(reasons))
+    return agreed
 
 
 def reserve_for_lag(reserve: int) -> int | None:
@@ -65,16 +71,27 @@ def _is_pp_spec() -> bool:
     return get_parallel().pp_size > 1 and get_spec().speculative_algorithm is not None
 
 
-def _reason_against(scheduler) -> str | None:
+def _possible_here(scheduler) -> tuple[Overlap, str]:
+    """How much overlap this stage can have, and what is in the way of more."""
     if scheduler.server_args.disable_overlap_schedule:
-        return "--disable-overlap-schedule"
-    if torch.device(scheduler.device).type == "cpu":
-        # Here no backend is in the way: host and device lengths are one tensor.
-        return None if scheduler.settings.overlap == "on" else "forwards run on the host"
+        return Overlap.OFF, "--disable-overlap-schedule"
+    wanted = scheduler.settings.overlap
+    on_host = torch.device(scheduler.device).type == "cpu"
+    if on_host and wanted == "auto":
+        return Overlap.OFF, "forwards run on the host"
+    if wanted == "accounting":
+        return Overlap.ACCOUNTING, "SGLANG_PP_SPEC_OVERLAP=accounting"
+    planning = [] if on_host else _planning_from_host_lengths(scheduler)  # on the CPU, both lengths are one tensor
+    if planning:
+        why = f"{', '.join(planning)} plans from host lengths; --attention-backend triton does not"
+        return Overlap.ACCOUNTING, why
+    return Overlap.ON, ""
+
+
+def _planning_from_host_lengths(scheduler) -> list[str]:
+    """Names of the attention backends here, if one of them does."""
     backends = [scheduler.tp_worker.model_runner.attn_backend]
     if scheduler.draft_worker is not None:
         backends = list(scheduler.draft_worker.spec_v2_attn_backends)
-    if decide_needs_cpu_seq_lens(backends):
-        names = sorted({type(backend).__name__ for backend in backends})
-        return f"{', '.join(names)} plans from host lengths; --attention-backend triton does not"
-    return None
+    present = [backend for backend in backends if backend is not None]
+    return sorted({type(backend).__name__ for backend in present if decide_needs_cpu_seq_lens([backend])})

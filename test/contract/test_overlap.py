@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_pp_spec.core.ring import Overlap
 from sglang_pp_spec.host import overlap
 
 
@@ -26,22 +27,42 @@ class Triton:
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "mode", "reason"),
     [
-        ({"disabled": True, "setting": "on"}, "--disable-overlap-schedule"),
-        ({"device": "cuda", "disabled": True}, "--disable-overlap-schedule"),
-        ({}, "forwards run on the host"),
-        ({"setting": "on"}, None),
-        ({"device": "cuda", "backends": (Triton(), Flashinfer(), None)}, "Flashinfer, NoneType, Triton plans"),
-        ({"device": "cuda", "backends": (Triton(), Triton())}, None),
+        ({"disabled": True, "setting": "on"}, Overlap.OFF, "--disable-overlap-schedule"),
+        ({"device": "cuda", "disabled": True}, Overlap.OFF, "--disable-overlap-schedule"),
+        ({}, Overlap.OFF, "forwards run on the host"),
+        ({"setting": "on"}, Overlap.ON, ""),
+        ({"setting": "accounting"}, Overlap.ACCOUNTING, "SGLANG_PP_SPEC_OVERLAP=accounting"),
+        ({"device": "cuda", "setting": "accounting", "backends": (Triton(),)}, Overlap.ACCOUNTING, "SGLANG_PP_SPEC_"),
+        ({"device": "cuda", "backends": (Triton(), Flashinfer(), None)}, Overlap.ACCOUNTING, "Flashinfer plans"),
+        ({"device": "cuda", "backends": (Triton(), Triton())}, Overlap.ON, ""),
     ],
 )
-def test_the_reason_against_overlap_is_named(options, reason, monkeypatch):
+def test_what_is_in_the_way_of_more_overlap_is_named(options, mode, reason, monkeypatch):
     """The flag wins over everything: it is how a user gets the loop of before."""
     needs = lambda backends: any(b.needs_cpu_seq_lens for b in backends if b)  # noqa: E731
     monkeypatch.setattr(overlap, "decide_needs_cpu_seq_lens", needs)
-    found = overlap._reason_against(scheduler(**options))
-    assert found is None if reason is None else found.startswith(reason)
+    found, why = overlap._possible_here(scheduler(**options))
+    assert found is mode
+    assert why.startswith(reason) and bool(why) is bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("stages", "mode", "words"),
+    [
+        ([(Overlap.ON, ""), (Overlap.ON, "")], Overlap.ON, "on"),
+        ([(Overlap.ON, ""), (Overlap.ACCOUNTING, "A plans")], Overlap.ACCOUNTING, "of accounting alone: A plans"),
+        ([(Overlap.ACCOUNTING, "A plans"), (Overlap.OFF, "flag")], Overlap.OFF, "off: flag"),
+    ],
+)
+def test_the_stage_that_can_do_least_decides_for_all(stages, mode, words, monkeypatch, caplog):
+    """A stage of its own mind would account for a frame when the others have scheduled without it."""
+    monkeypatch.setattr(overlap.dist, "all_gather_object", lambda out, *_, **__: out.__setitem__(slice(None), stages))
+    group = SimpleNamespace(world_size=len(stages), cpu_group=None)
+    with caplog.at_level("INFO"):
+        assert overlap.agree_on_overlap(SimpleNamespace(pp_group=group, **vars(scheduler()))) is mode
+    assert f"sglang_pp_spec: overlap {words}\n" in caplog.text
 
 
 @pytest.mark.parametrize(("pp_spec", "expected"), [(True, 12), (False, 8)])

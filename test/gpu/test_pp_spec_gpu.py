@@ -18,6 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "registered" / "pp"))
 from conftest import CHAIN, EAGLE3, EAGLE3_TREE, TREE, on_gpus, poisoned, without_overlap
+from wide_heads import widened
 from workloads import WORKLOADS, accept_length, ask_all, rounds
 
 from benchmark.ties import TIE, Difference, differences
@@ -27,12 +28,17 @@ from sglang_pp_spec.server import Reply, Server, started_together
 #: (``python -m benchmark.rounding``); on questions, where it knows what it says, they are 3 and more.
 FEW_SHOT, FEW_SHOT_TIE = "long_prompts", 2.0
 WORKLOADS_HERE = ("questions", "long_prompts", "staggered", "unequal_mix")
+#: Plans from lengths on the host, so frames are read first; SGLang's default on GPUs before Hopper. Wants wide heads.
+FLASHINFER = "flashinfer"
 PLUGIN_CHAIN, PLUGIN_TREE = replace(CHAIN, mode="plugin"), replace(TREE, mode="plugin")
 CASES = {
     "chain": replace(PLUGIN_CHAIN, pp=2),
     "tree": replace(PLUGIN_TREE, pp=2),
     "chain_pp4": replace(PLUGIN_CHAIN, pp=4),
     "tree_pp3_poisoned": poisoned(replace(PLUGIN_TREE, pp=3)),
+    "chain_flashinfer": replace(
+        PLUGIN_CHAIN, pp=2, extra_args=(*PLUGIN_CHAIN.extra_args, "--attention-backend", FLASHINFER)
+    ),
     "eagle3_chain": replace(EAGLE3, mode="plugin", pp=2),
     "eagle3_tree_pp3": replace(EAGLE3_TREE, mode="plugin", pp=3),
 }
@@ -53,9 +59,13 @@ class Compared:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
+def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
     """Two servers with the plugin and a plain one, which judges."""
     overlap = on_gpus(CASES[request.param])
+    if FLASHINFER in overlap.extra_args:
+        folder = tmp_path_factory.mktemp("wide")
+        target, draft = (str(widened(Path(of), folder / Path(of).name)) for of in (overlap.model, overlap.draft))
+        overlap = replace(overlap, model=target, draft=draft)
     sync = without_overlap(overlap)
     plain = replace(overlap, mode="plain", pp=1, extra_env={})
     asked = [(name, ask) for name in WORKLOADS_HERE for ask in WORKLOADS[name]()]
@@ -63,6 +73,8 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     ties = [FEW_SHOT_TIE if name == FEW_SHOT else TIE for name, _ in asked]
     servers = {mode: Server(spec) for mode, spec in (("overlap", overlap), ("sync", sync), ("plain", plain))}
     with started_together(*servers.values()):
+        expected_log = "overlap of accounting alone" if FLASHINFER in overlap.extra_args else "overlap on"
+        assert expected_log in servers["overlap"].log() and "overlap off" in servers["sync"].log()
         ours = {mode: all_replies(server) for mode, server in servers.items()}
         expected = ours.pop("plain")
         found = {mode: differences(servers["plain"], prompts, expected, replies) for mode, replies in ours.items()}

@@ -95,7 +95,7 @@ class Scheduling:
     @property
     def reserve(self) -> int:
         """KV past what the host knows to be written: a verify, and one more for the frame it has not read."""
-        return self.shape.num_draft_tokens * self.loop.ledger.max_unread
+        return self.shape.num_draft_tokens * self.loop.ledger.max_unaccounted
 
     def _settle_into_running(self, slot: int) -> None:
         last, run, self.last[slot] = self.last[slot], self.running[slot], None
@@ -149,7 +149,7 @@ class Scheduling:
     def _decode(self, slot: int) -> ToyBatch | None:
         run = self.running[slot]
         if run is not None:
-            run.keep([row for row, req in enumerate(run.reqs) if not self._finishes_unread(req)])
+            run.keep([row for row, req in enumerate(run.reqs) if not self._finishes_unaccounted(req)])
         while run is not None and run.reqs:
             needed = [max(0, req.accounted + self.reserve - len(req.slots)) for req in run.reqs]
             if sum(needed) <= len(self.pool.free):
@@ -161,7 +161,7 @@ class Scheduling:
             self.retract(run.reqs[-1].rid)
         return None
 
-    def _finishes_unread(self, req: Request) -> bool:
+    def _finishes_unaccounted(self, req: Request) -> bool:
         """With overlap: the frame that was adopted and not read holds the request's last token by length."""
         previous = self.loop.previous
         unread = previous is not None and not previous.is_settled and req in previous.forward.reqs

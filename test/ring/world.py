@@ -20,6 +20,7 @@ from toy_scheduling import Event
 from toy_transport import FrameLink, ToyTransport
 
 from sglang_pp_spec.core.layout import FrameLayout, TreeShape
+from sglang_pp_spec.core.ring import Overlap
 from sglang_pp_spec.core.stage_loop import StageLoop
 
 CHAIN = TreeShape(num_steps=2, topk=1, num_draft_tokens=3)
@@ -29,7 +30,7 @@ TREE = TreeShape(num_steps=2, topk=2, num_draft_tokens=4)
 class World:
     """``num_stages`` toy stages with ``num_stages + depth`` slots."""
 
-    overlap = False  # the mode of all loops; conftest runs every test in both
+    overlap = Overlap.OFF  # the mode of all loops; conftest runs every test in every one
     strict = True  # stages are compared with each other; off where the frame check must find a difference alone
 
     def __init__(

@@ -208,9 +208,9 @@ def test_a_request_that_is_in_a_batch_twice_is_refused():
     book.check_integrity()
 
 
-def test_with_overlap_a_request_runs_one_unread_step_ahead_and_no_further():
+def test_with_overlap_a_request_runs_one_unaccounted_step_ahead_and_no_further():
     """Its KV is reserved for that many; and a step whose frame was not adopted fences it in any case."""
-    book, req = ledger(max_unread=2), Request("a")
+    book, req = ledger(max_unaccounted=2), Request("a")
     first = launch(book, 0, req)
     with pytest.raises(FenceViolation, match="already has 1"):
         launch(book, 1, req, step=1)
@@ -224,7 +224,7 @@ def test_with_overlap_a_request_runs_one_unread_step_ahead_and_no_further():
     book.check_integrity()
 
 
-def test_without_overlap_an_adopted_step_that_is_unread_still_fences_its_requests():
+def test_without_overlap_an_adopted_step_that_is_unaccounted_still_fences_its_requests():
     book, req = ledger(), Request("a")
     book.adopt(launch(book, 0, req))
     with pytest.raises(FenceViolation, match="1 step"):
@@ -232,14 +232,14 @@ def test_without_overlap_an_adopted_step_that_is_unread_still_fences_its_request
 
 
 def test_a_slot_with_overlap_holds_an_adopted_step_beside_the_newest_one():
-    book, a, b, c = ledger(max_unread=2), Request("a"), Request("b"), Request("c")
+    book, a, b, c = ledger(max_unaccounted=2), Request("a"), Request("b"), Request("c")
     first = launch(book, 0, a)
     with pytest.raises(LedgerFault, match="still holds step 0"):
         launch(book, 0, b, step=3)
     book.adopt(first)
     second = launch(book, 0, b, step=3)
     book.adopt(second)
-    with pytest.raises(LedgerFault, match="still holds step 0, unread"):
+    with pytest.raises(LedgerFault, match="still holds step 0, not accounted"):
         launch(book, 0, c, step=6)
     with pytest.raises(LedgerFault, match="step 3 is not what slot 0 holds"):
         book.settle(second)
@@ -291,8 +291,8 @@ def test_a_share_that_outlived_its_step_is_found():
         book.check_integrity()
     book._launched[0] = [step]
     book.adopt(step)
-    book._unread.clear()
-    with pytest.raises(LedgerFault, match="unread"):
+    book._unaccounted.clear()
+    with pytest.raises(LedgerFault, match="not accounted"):
         book.check_integrity()
 
 
@@ -308,7 +308,7 @@ actions = st.lists(
 @given(actions, st.integers(1, 2))
 def test_shares_equal_those_of_a_plain_model_whatever_happens(todo, bound):
     """The model: a list of [slot, owner, rebuilds, adopted], oldest first."""
-    book, requests = ledger(max_unread=bound), [Request(rid) for rid in "abc"]
+    book, requests = ledger(max_unaccounted=bound), [Request(rid) for rid in "abc"]
     model: list[list] = []
     for step, (what, slot, which) in enumerate(todo):
         req = requests[which]
@@ -333,6 +333,6 @@ def test_shares_equal_those_of_a_plain_model_whatever_happens(todo, bound):
         elif what == "renew":
             requests[which] = Request(req.rid)
         book.check_integrity()
-        assert sum(book._unread.values()) == len(model)
+        assert sum(book._unaccounted.values()) == len(model)
         assert sum(book._in_flight.values()) == sum(not entry[3] for entry in model)
     assert book.is_idle == (not model)

@@ -1,6 +1,7 @@
 """The virtual-time model of the loop: limits that follow by hand, and a measured point."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from benchmark.check_simulation import check, check_rounds, tolerance
 from benchmark.simulate import Hang, Pipeline, simulate
 from sglang_pp_spec.core import ring
+from sglang_pp_spec.core.ring import Overlap
 
 RESULTS = Path(__file__).parents[2] / "benchmark" / "results"
 TWO_GPUS = RESULTS / "gpu_round_2gpu_tp1_round_large_overlap.json"
@@ -68,7 +70,7 @@ def alone(**parts):
 
 
 def test_with_overlap_a_device_never_waits_for_a_host_that_is_faster_than_the_round():
-    assert simulate(alone(overlap=True, device=True)).cycle == pytest.approx(0.004)
+    assert simulate(alone(overlap=Overlap.ON, device=True)).cycle == pytest.approx(0.004)
 
 
 def test_without_overlap_the_host_of_one_stage_stands_between_two_rounds():
@@ -77,14 +79,15 @@ def test_without_overlap_the_host_of_one_stage_stands_between_two_rounds():
 
 
 def test_a_host_that_is_slower_than_the_round_sets_the_pace_even_with_overlap():
-    slow = Pipeline(busy=(0.002, 0.002), slots=1, rounds=50, host=0.006, account=0.001, overlap=True, device=True)
+    slow = Pipeline(busy=(0.002, 0.002), slots=1, rounds=50, host=0.006, account=0.001, device=True)
+    slow = replace(slow, overlap=Overlap.ON)
     assert simulate(slow).cycle == pytest.approx(0.007)
 
 
 def test_where_the_forward_runs_on_the_host_overlap_hides_accounting_alone():
     """As on the CPU engine: a stage accounts while the others work."""
     assert simulate(alone()).cycle == pytest.approx(0.004 + 0.0015)
-    assert simulate(alone(overlap=True)).cycle < simulate(alone()).cycle
+    assert simulate(alone(overlap=Overlap.ON)).cycle < simulate(alone()).cycle
 
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from sglang_pp_spec.core.ring import Operation, turn_operations
+from sglang_pp_spec.core.ring import Operation, Overlap, turn_operations
 
 PIPELINES = [(num_stages, stage) for num_stages in (2, 3, 4, 5, 8) for stage in range(num_stages)]
 FRAME = (Operation.READ_FRAME, Operation.ADOPT_FRAME, Operation.ACCOUNT_FRAME)
 ALWAYS = (Operation.TAKE_REQUESTS, Operation.SCHEDULE)
-both_modes = pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
+every_mode = pytest.mark.parametrize("overlap", Overlap, ids=lambda overlap: overlap.name.lower())
 
 
 @pytest.mark.parametrize(("num_stages", "stage"), PIPELINES)
@@ -17,12 +17,19 @@ def test_without_overlap_a_frame_is_done_with_before_the_slot_is_scheduled(num_s
 
 @pytest.mark.parametrize(("num_stages", "stage"), PIPELINES)
 def test_with_overlap_a_frame_is_read_after_everything_the_turn_launches_and_sends(num_stages, stage):
-    operations = turn_operations(stage, num_stages, overlap=True)
+    operations = turn_operations(stage, num_stages, overlap=Overlap.ON)
     assert operations[:3] == (Operation.ADOPT_FRAME, *ALWAYS)
     assert operations[-2:] == (Operation.READ_FRAME, Operation.ACCOUNT_FRAME)
 
 
-@both_modes
+@pytest.mark.parametrize(("num_stages", "stage"), PIPELINES)
+def test_where_launches_need_host_lengths_a_frame_is_read_first_and_accounted_for_last(num_stages, stage):
+    operations = turn_operations(stage, num_stages, overlap=Overlap.ACCOUNTING)
+    assert operations[:4] == (Operation.READ_FRAME, Operation.ADOPT_FRAME, *ALWAYS)
+    assert operations[-1] is Operation.ACCOUNT_FRAME
+
+
+@every_mode
 @pytest.mark.parametrize("num_stages", [2, 3, 4, 5, 8])
 def test_between_two_schedulings_all_stages_do_the_same(num_stages, overlap):
     """Adopting, accounting and taking requests decide what is scheduled: their order is equal on every stage."""
@@ -34,7 +41,7 @@ def test_between_two_schedulings_all_stages_do_the_same(num_stages, overlap):
     assert len(orders) == 1
 
 
-@both_modes
+@every_mode
 @pytest.mark.parametrize(("num_stages", "stage"), PIPELINES)
 def test_each_end_of_each_link_has_its_operation(num_stages, stage, overlap):
     operations = turn_operations(stage, num_stages, overlap=overlap)
@@ -46,7 +53,7 @@ def test_each_end_of_each_link_has_its_operation(num_stages, stage, overlap):
     assert Operation.LAUNCH in operations
 
 
-@both_modes
+@every_mode
 @pytest.mark.parametrize(("num_stages", "stage"), PIPELINES)
 def test_nothing_is_awaited_between_launch_and_sending_on(num_stages, stage, overlap):
     operations = turn_operations(stage, num_stages, overlap=overlap)
@@ -54,7 +61,7 @@ def test_nothing_is_awaited_between_launch_and_sending_on(num_stages, stage, ove
     assert operations.index(sent) == operations.index(Operation.LAUNCH) + 1
 
 
-@both_modes
+@every_mode
 @pytest.mark.parametrize(("num_stages", "stage"), [(num, stage) for num, stage in PIPELINES if stage < num - 1])
 def test_hidden_states_are_sent_before_the_frame_they_lead_to_is_awaited(num_stages, stage, overlap):
     operations = turn_operations(stage, num_stages, overlap=overlap)

@@ -61,9 +61,9 @@ def streamed(spec: ServerSpec) -> ServerSpec:
     return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_STREAMS": "1"})
 
 
-def with_overlap(spec: ServerSpec) -> ServerSpec:
-    """``spec`` with rounds launched before the frame of the round before is read."""
-    return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_OVERLAP": "on"})
+def with_overlap(spec: ServerSpec, how: str = "on") -> ServerSpec:
+    """``spec`` with rounds launched before the round before is read ("on"), or accounted for ("accounting")."""
+    return replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_OVERLAP": how})
 
 
 def without_overlap(spec: ServerSpec) -> ServerSpec:
@@ -78,6 +78,7 @@ ARMS = {
     "pp3-tree-depth1-poisoned-streams": with_overlap(streamed(poisoned(depth(replace(PLUGIN_TREE, pp=3), 1)))),
     "pp4-chain": with_overlap(replace(PLUGIN_CHAIN, pp=4)),
     "pp2-chain-depth2-page16": with_overlap(paged(depth(replace(PLUGIN_CHAIN, pp=2), 2))),
+    "pp3-tree-accounting-streams": with_overlap(streamed(replace(PLUGIN_TREE, pp=3)), "accounting"),
     "pp2-tree-sync-streams": without_overlap(streamed(replace(PLUGIN_TREE, pp=2))),
     "pp3-chain-depth2-sync": without_overlap(depth(replace(PLUGIN_CHAIN, pp=3), 2)),
     "pp4-tree-depth1-sync-poisoned": without_overlap(poisoned(depth(replace(PLUGIN_TREE, pp=4), 1))),
@@ -94,7 +95,7 @@ class Arm:
     name: str
     server: Server
     reference: dict[str, list[Reply]]
-    overlap: bool
+    overlap: str  # "on", "accounting" or "off"
     timeline: Path  # folder of the stages' spans
 
 
@@ -123,5 +124,5 @@ def arm(
     spec = replace(spec, extra_env={**spec.extra_env, "SGLANG_PP_SPEC_TIMELINE": str(timeline)})
     reference = references(spec)
     with Server(spec) as server:
-        yield Arm(request.param, server, reference, "SGLANG_PP_SPEC_OVERLAP" in spec.extra_env, timeline)
+        yield Arm(request.param, server, reference, spec.extra_env.get("SGLANG_PP_SPEC_OVERLAP", "off"), timeline)
         assert server.is_alive(), f"the server died during its tests\n{server.log_tail()}"

@@ -25,18 +25,18 @@ DIVERGED = r"expected rows .*received|hidden states of \d+ tokens|the frame says
 )
 
 
-both_modes = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "sync"])
+both_modes = pytest.mark.parametrize("overlap", ["on", "off"])
 
 
-def server_of(pp: int, overlap: bool, *arguments: str, **env: str) -> Server:
+def server_of(pp: int, overlap: str, *arguments: str, **env: str) -> Server:
     """A plugin server with ``env`` set."""
     spec = replace(CHAIN, pp=pp, mode="plugin", extra_args=(*CHAIN.extra_args, *arguments), extra_env=env)
     if not spec.on_cpu and torch.cuda.device_count() < pp:
         pytest.skip(f"needs {pp} GPUs")
-    return Server(with_overlap(spec) if overlap else without_overlap(spec))
+    return Server(without_overlap(spec) if overlap == "off" else with_overlap(spec, overlap))
 
 
-def faulty(fault: str, pp: int, overlap: bool, *arguments: str, **env: str) -> Server:
+def faulty(fault: str, pp: int, overlap: str, *arguments: str, **env: str) -> Server:
     """A plugin server whose last stage misbehaves once."""
     timeout_s = "10" if CHAIN.on_cpu else "20"  # a GPU may compile kernels first
     env |= {"SGLANG_PP_SPEC_FAULT": fault, "SGLANG_PP_SPEC_FRAME_TIMEOUT_S": timeout_s}
@@ -81,9 +81,7 @@ class TestFrameFaults:
             ("drop@60", 2, r"the frame says step \d+, expected \d+|no frame within \d+ s"),
         ],
     )
-    def test_a_wrong_frame_stops_the_engine_and_is_named(
-        self, fault: str, pp: int, words: str, overlap: bool
-    ) -> None:
+    def test_a_wrong_frame_stops_the_engine_and_is_named(self, fault: str, pp: int, words: str, overlap: str) -> None:
         with faulty(fault, pp, overlap) as server:
             with pytest.raises(ServerError):
                 ask_all(server, BUSY)
@@ -92,8 +90,8 @@ class TestFrameFaults:
             assert refusals, f"no refusal in the log\n{server.log_tail()}"
             assert re.search(words, refusals[0]), refusals[0]
 
-    @both_modes
-    def test_under_the_abort_policy_only_the_affected_request_ends(self, overlap: bool) -> None:
+    @pytest.mark.parametrize("overlap", ["on", "accounting", "off"])
+    def test_under_the_abort_policy_only_the_affected_request_ends(self, overlap: str) -> None:
         policy = {"SGLANG_PP_SPEC_ON_MISMATCH": "abort"}
         with faulty("corrupt@60", 2, overlap, "--disable-radix-cache", **policy) as server:
             outcomes = ask_each(server, BUSY)
@@ -114,7 +112,7 @@ class TestDeadStage:
 
     @pytest.mark.parametrize(("pp", "victim"), [(2, 1), (4, 2)])
     def test_a_stage_killed_mid_decode_ends_the_server_within_30_seconds(self, pp: int, victim: int) -> None:
-        with server_of(pp, True) as server:
+        with server_of(pp, "on") as server:
             pid = stage_pid(server, victim)
             timer_start = time.monotonic()
             killer = subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {pid}"])
@@ -131,10 +129,11 @@ class TestDeadStage:
 class TestNoise:
     """Random arrivals, aborts and retractions: every request that finishes has the tokens of the undisturbed run."""
 
-    @both_modes
-    @pytest.mark.parametrize(("pp", "page_size"), [(2, 16), (4, 1)])
+    @pytest.mark.parametrize(
+        ("pp", "page_size", "overlap"), [(2, 16, "on"), (2, 16, "accounting"), (4, 1, "on"), (4, 1, "off")]
+    )
     def test_200_requests_with_aborts_and_retractions_reply_as_undisturbed(
-        self, pp: int, page_size: int, overlap: bool
+        self, pp: int, page_size: int, overlap: str
     ) -> None:
         rng = random.Random(pp)
         asked = problems.held_out(160, seed=6)
