@@ -59,14 +59,14 @@ class IpcBackend(Backend):
             sender = self._senders[key] = RingSender(memory, key[1], timeout_s=self._timeout.total_seconds())
             self._store.set(f"{self._rank}->{to_rank}/{key[1]}", sender.handle)
         sender.send(tensor)
-        return _Sent(memory.mark())
+        return _Sent(sender.last)
 
     def recv(self, tensors: Sequence[Tensor], from_rank: int, tag: int) -> dist.Work:
         (tensor,) = tensors
         key = from_rank, size_class(tensor.numel() * tensor.element_size())
         if key not in self._links:
             memory = self._memory_of(tensor)
-            self._links[key] = _Incoming(lambda: self._open(*key, memory), memory)
+            self._links[key] = _Incoming(lambda: self._open(*key, memory))
         return self._links[key].post(tensor)
 
     def _open(self, from_rank: int, buffer_bytes: int, memory: Memory) -> RingReceiver:
@@ -97,8 +97,8 @@ class IpcBackend(Backend):
 class _Incoming:
     """The receives posted for one ring, oldest first."""
 
-    def __init__(self, open_ring: Callable[[], RingReceiver], memory: Memory) -> None:
-        self._open_ring, self._memory = open_ring, memory
+    def __init__(self, open_ring: Callable[[], RingReceiver]) -> None:
+        self._open_ring = open_ring
         self._ring: RingReceiver | None = None
         self._posted: deque[_Received] = deque()
 
@@ -114,7 +114,7 @@ class _Incoming:
         while not work.is_taken:
             oldest = self._posted[0]
             self._ring.take(oldest.tensor)
-            oldest.done, oldest.is_taken = self._memory.mark(), True
+            oldest.done, oldest.is_taken = self._ring.last, True
             self._posted.popleft()
 
 

@@ -7,6 +7,9 @@ A message takes buffer ``n % DEPTH``; all of it happens on the streams::
     receiver  wait until sent >= n + 1
               copy out; write taken = n + 1
 
+Messages may be queued on different streams. Each end takes its own in the order of the calls, whatever the streams: a
+flag that a later message raised would speak for an earlier one whose copy has not run.
+
 Neither host waits for the other, as with NCCL: a receive may be waited for on the stream long before the other
 process has queued the send. Only what the devices cannot compare goes from host to host, the sizes: the receiver
 checks them once the sender's host has named them, and the sender's host stays less than ``WINDOW`` messages ahead.
@@ -20,7 +23,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from .memory import Memory, SharedWords, wait_until, words_of
+from .memory import Mark, Memory, SharedWords, wait_until, words_of
 
 DEPTH = 4
 WINDOW = 64  # sizes kept until they were compared
@@ -45,6 +48,7 @@ class RingSender:
         self._taken, taken_handle = memory.create_flag()
         self._words = SharedWords.create(_NUM_WORDS)
         self._count = 0
+        self.last: Mark = memory.mark()  # behind the newest message
         handles = [handle for _, handle in made]
         self.handle = pickle.dumps((handles, sent_handle, taken_handle, (self._words.path, _NUM_WORDS)))
 
@@ -52,12 +56,13 @@ class RingSender:
         """Queue ``tensor`` on the current stream; its memory may be reused by work queued later."""
         number, source = self._count, bytes_of(tensor.contiguous())
         self._name_size(number, source.numel())
+        self.last.wait()
         if number >= DEPTH:
             self._taken.wait(number + 1 - DEPTH)
         self._buffers[number % DEPTH][: source.numel()].copy_(source, non_blocking=True)
         self._memory.hold(source)
         self._sent.write(number + 1)
-        self._count = number + 1
+        self.last, self._count = self._memory.mark(), number + 1
 
     def _name_size(self, number: int, nbytes: int) -> None:
         words = self._words
@@ -76,6 +81,8 @@ class RingReceiver:
         self._words = words_of(words)
         self._expected: deque[int] = deque()  # sizes of taken messages that are not compared yet
         self._count = 0
+        self._memory = memory
+        self.last: Mark = memory.mark()  # behind the newest message
 
     def take(self, tensor: Tensor) -> None:
         """Copy the next message into ``tensor`` on the current stream.
@@ -84,11 +91,12 @@ class RingReceiver:
         """
         number, target = self._count, bytes_of(tensor)
         self._expected.append(target.numel())
+        self.last.wait()
         self._sent.wait(number + 1)
         self._compare_sizes()
         target.copy_(self._buffers[number % DEPTH][: target.numel()], non_blocking=True)
         self._taken.write(number + 1)
-        self._count = number + 1
+        self.last, self._count = self._memory.mark(), number + 1
 
     def _compare_sizes(self) -> None:
         words, named = self._words, self._words[_NAMED]

@@ -84,6 +84,27 @@ def receive_first(rank: int) -> object:
     return queued_s, float(doubled.max()) / 2
 
 
+def two_streams(rank: int) -> object:
+    """Two messages on a stream each. Rank 0's first one stands behind slow kernels, and its second one does not."""
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    busy = torch.randn(4096, 4096, device="cuda")
+    received = [torch.zeros(1000, device="cuda") for _ in streams]
+    for step in range(20):
+        torch.cuda.synchronize()
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                if rank == 0:
+                    for _ in range(40 * (1 - number)):
+                        busy = torch.tanh(busy @ busy)
+                    dist.isend(torch.full((1000,), 10.0 * step + number, device="cuda"), 1)
+                else:
+                    dist.irecv(received[number], 0).wait()
+        torch.cuda.synchronize()
+        if rank == 1 and [float(one.min()) for one in received] != [10.0 * step, 10.0 * step + 1]:
+            return step, [float(one.min()) for one in received]
+    return None
+
+
 def run_two(body: Callable[[int], object], folder) -> list:
     """What ``body(rank)`` returned in each of two processes."""
     found = run_processes(2, _process, body, f"{folder}/rendezvous")
@@ -95,6 +116,10 @@ def run_two(body: Callable[[int], object], folder) -> list:
 def test_a_long_exchange_without_any_synchronisation_keeps_every_message(tmp_path) -> None:
     for result in run_two(ping_pong, tmp_path):
         assert result[0] == (COUNT + 1.0, COUNT + 1.0)
+
+
+def test_a_message_overtakes_none_that_another_stream_was_given_before(tmp_path) -> None:
+    assert run_two(two_streams, tmp_path)[1] is None
 
 
 def test_a_host_queues_work_behind_a_message_that_was_not_sent_yet(tmp_path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections import defaultdict, deque
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -39,6 +41,88 @@ class QueuedMemory(HostMemory):
 
     def open_flag(self, handle: bytes) -> QueuedFlag:
         return QueuedFlag(self.flags[pickle.loads(handle)])
+
+
+class Streams:
+    """Streams that run when they are told to, each as far as it gets."""
+
+    def __init__(self) -> None:
+        self.current = ""
+        self._queues: dict[str, deque[Callable[[], bool]]] = defaultdict(deque)
+
+    def queue(self, operation: Callable[[], bool]) -> None:
+        """``operation`` says whether it is done; as long as it is not, its stream waits."""
+        self._queues[self.current].append(operation)
+
+    def run(self, name: str) -> None:
+        queue = self._queues[name]
+        while queue and queue[0]():
+            queue.popleft()
+
+
+class StreamMemory(HostMemory):
+    """Host buffers whose flags and marks are the business of streams."""
+
+    def __init__(self) -> None:
+        super().__init__(timeout_s=1.0)
+        self.streams = Streams()
+        self.flags: list[StreamFlag] = []
+
+    def create_flag(self):
+        self.flags.append(StreamFlag(self.streams))
+        return self.flags[-1], pickle.dumps(len(self.flags) - 1)
+
+    def open_flag(self, handle: bytes) -> StreamFlag:
+        return self.flags[pickle.loads(handle)]
+
+    def mark(self) -> StreamMark:
+        return StreamMark(self.streams)
+
+
+class StreamFlag:
+    def __init__(self, streams: Streams) -> None:
+        self._streams, self.value = streams, 0
+
+    def write(self, value: int) -> None:
+        self._streams.queue(lambda: setattr(self, "value", value) is None)
+
+    def wait(self, value: int) -> None:
+        self._streams.queue(lambda: self.value >= value)
+
+
+class StreamMark:
+    def __init__(self, streams: Streams) -> None:
+        self._streams, self._reached = streams, False
+        streams.queue(lambda: setattr(self, "_reached", True) is None)
+
+    def wait(self) -> None:
+        self._streams.queue(lambda: self._reached)
+
+
+@pytest.mark.parametrize("end", ["sender", "receiver"])
+def test_a_message_overtakes_none_that_another_stream_was_given_before(end: str) -> None:
+    """Prompts and verified rounds travel on streams of their own.
+
+    The flag of a round, raised while a prompt's copy was held up, said that the prompt had been copied, and the next
+    stage read what the buffer held before.
+    """
+    memory = StreamMemory()
+    sender = RingSender(memory, BYTES)
+    receiver = RingReceiver(memory, sender.handle)
+    memory.streams.run("")
+    sent, taken = memory.flags
+    act, flag = (sender.send, sent) if end == "sender" else (receiver.take, taken)
+    if end == "receiver":
+        sent.value = 2
+    for stream in ("prompt", "round"):
+        memory.streams.current = stream
+        act(torch.zeros(8))
+    memory.streams.run("round")
+    assert flag.value == 0, "the round's message came first"
+    memory.streams.run("prompt")
+    assert flag.value == 1
+    memory.streams.run("round")
+    assert flag.value == 2
 
 
 @pytest.fixture
