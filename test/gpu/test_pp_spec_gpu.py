@@ -28,7 +28,7 @@ from sglang_pp_spec.server import Reply, Server, started_together
 #: (``python -m benchmark.rounding``); on questions, where it knows what it says, they are 3 and more.
 FEW_SHOT, FEW_SHOT_TIE = "long_prompts", 2.0
 WORKLOADS_HERE = ("questions", "long_prompts", "staggered", "unequal_mix")
-#: Plans from lengths on the host, so frames are read first; SGLang's default on GPUs before Hopper. Wants wide heads.
+#: Plans from lengths on the host, so frames are read first; SGLang's default on most GPUs. Wants wide heads.
 FLASHINFER = "flashinfer"
 PLUGIN_CHAIN, PLUGIN_TREE = replace(CHAIN, mode="plugin"), replace(TREE, mode="plugin")
 CASES = {
