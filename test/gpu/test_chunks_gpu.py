@@ -1,7 +1,7 @@
 """Prompts of several chunks beside rounds of others, again and again, over four stages.
 
-Their hidden states travel on different streams. On stages that share a GPU a message once overtook another, and one
-reply in some hundreds was wrong; here as many are asked for.
+Their hidden states travel on different streams. Where stages share a GPU one message could overtake another, and one of
+94 replies of four stages was wrong (`docs/LOG.md`); here more are asked for.
 """
 
 from __future__ import annotations
