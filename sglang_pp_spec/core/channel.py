@@ -1,8 +1,8 @@
 """How frames travel: from the last stage to every earlier one, in a process group that carries nothing else.
 
 A receive is posted early, into a buffer of the slot, so a frame arrives while the stage works on other slots. A slot
-has two buffers in turn: with overlap the host reads a frame after the receive of the next one was posted. A sent
-frame is kept alive until the slot is used again. With NCCL ``wait`` orders streams and never blocks the host;
+has two buffers in turn: with ``Overlap.ON`` the host reads a frame after the receive of the next one was posted. A
+sent frame is kept alive until the slot is used again. With NCCL ``wait`` orders streams and never blocks the host;
 with gloo it blocks until the frame is there.
 """
 

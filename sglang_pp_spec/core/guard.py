@@ -1,6 +1,6 @@
 """A frame that is used before the host has read it, made safe on the device.
 
-With overlap a stage launches the next round from a frame its host has not looked at. The comparisons of
+With ``Overlap.ON`` a stage launches the next round from a frame its host has not looked at. The comparisons of
 ``check_frame`` are made here by the device instead: a row that is not exactly what the step was launched with becomes
 degenerate, so that nothing of another step or request is written or verified. Tokens and trees of a right row are
 taken as they are. The host finds the same fault when it reads the frame, and refuses it before any token reaches a

@@ -17,7 +17,7 @@ What must be the same on every stage is what lies between two schedulings, and t
 
 Three orders matter:
 
-- A frame is accounted for before requests are taken in the next time. What a stage decides while accounting (a
+- Between reading a frame and the next scheduling requests are taken in. What a stage decides when it reads one (a
   refused frame aborts requests) then reaches every stage before anything is scheduled.
 - Hidden states are sent before the frame's receive is posted. The frame cannot come before the last stage had the
   hidden states, so where both wait in one queue (one communicator, or one hardware queue under

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -135,13 +135,13 @@ def register(registry) -> None:
         registry.register(hook.target, hook.around, HookType.AROUND)
 
 
-def mismatches() -> list[str]:
-    """Why the installed SGLang cannot take the hooks, one line per target; empty when it can.
+def mismatches(hooks: Iterable[Hook] = HOOKS) -> list[str]:
+    """Why the installed SGLang cannot take ``hooks``, one line per target; empty when it can.
 
     Decided by signature, before or after the hooks were applied. Imports the targets' modules.
     """
     problems = []
-    for hook in HOOKS:
+    for hook in hooks:
         try:
             found = tuple(inspect.signature(pkgutil.resolve_name(hook.target)).parameters)
         except (ImportError, AttributeError) as error:

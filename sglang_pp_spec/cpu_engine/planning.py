@@ -15,7 +15,8 @@ def plan_from_host_lengths(original, self, forward_batch):
     """End the server if a forward's lengths on the host are not those on the device.
 
     Target:       sglang.srt.layers.attention.intel_amx_backend.IntelAMXAttnBackend.init_forward_metadata
-                  and IntelAMXMultiStepDraftBackend.init_forward_metadata   (AROUND)
+                  sglang.srt.layers.attention.intel_amx_backend.IntelAMXMultiStepDraftBackend.init_forward_metadata
+                  (AROUND both)
     Why:          see above
     How:          host and device lengths are compared, then the original runs
     Upstream:     none: specific to tests on the CPU engine

@@ -215,12 +215,20 @@ class SchedulerEngine:
     def wait_for_tables(self) -> None:
         """What is written to the KV tables from now on comes behind the steps that still read them.
 
-        The schedule stream waits, not the host; SGLang's own overlap loop calls this its WAR barrier. A verified
-        round's accounting reads rows and lengthens free lists; only requests that come or go write rows. So the next
-        slot's frame is adopted beside the step.
+        The schedule stream waits, not the host; SGLang's own overlap loop calls this its WAR barrier. Accounting for
+        a verified round lengthens free lists, and where a request ends puts its row into the prefix cache: that may
+        write slots of the same KV below its committed length, behind which a surplus round's own slots lie. So the
+        next slot's frame is adopted beside the step.
         """
         while self._reading:
             self._reading.pop().wait()
+
+    def wait_for_launched(self) -> None:
+        """What the schedule stream does from now on comes behind every launched step."""
+        if self._has_streams:
+            for turn in self.scheduler.stage_loop.turns:
+                if turn is not None and turn.forward is not None and record_of(turn).launched is not None:
+                    record_of(turn).launched.wait()
 
     def refused(self, turn: StageTurn, rows: Sequence[int], reason: FrameRefused) -> bool:
         """The policy for a refused frame; see ``host/refused.py``."""

@@ -1,4 +1,4 @@
-"""Are rounds launched before the host has read the frame of the round before? One answer for all stages.
+"""How much of the host's work on a round comes behind the launch of the next one? One answer for all stages.
 
 SGLang turns its own overlap schedule off under pipeline parallelism; ours does not depend on it. Overlap is on, but
 
@@ -81,7 +81,7 @@ def _possible_here(scheduler) -> tuple[Overlap, str]:
         return Overlap.OFF, "forwards run on the host"
     if wanted == "accounting":
         return Overlap.ACCOUNTING, "SGLANG_PP_SPEC_OVERLAP=accounting"
-    planning = [] if on_host else _planning_from_host_lengths(scheduler)  # on the CPU, both lengths are one tensor
+    planning = [] if on_host else _planning_from_host_lengths(scheduler)  # the CPU engine plans nothing
     if planning:
         why = f"{', '.join(planning)} plans from host lengths; --attention-backend triton does not"
         return Overlap.ACCOUNTING, why

@@ -38,19 +38,32 @@ def order_aborts(scheduler, turn: StageTurn, rows: Sequence[int], reason: FrameR
 def end_refused(scheduler, order: AbortReq) -> None:
     """End the request at once, on every stage in the same turn; its tokens are not kept in the prefix cache.
 
-    It may have finished already where the frame was right. With overlap a step of it may be in flight: that step
-    finds no owner for its row, and the KV it still writes is used again only by steps launched later.
+    It may have finished already where the frame was right, or wait for its resume after a pause that read the frame.
+    A step of it may be in flight, a chunk of its prompt or the next round: that step finds no owner for its row, and
+    what is written to the row from now on comes behind it.
     """
     refused = scheduler.refused_requests.pop(order.rid, None)
     for req in _distinct(scheduler) if refused is None else (refused,):
-        if req.rid == order.rid and not req.finished() and req.kv.holds_kv:
-            prepare_abort(req, MARK, HTTPStatus.INTERNAL_SERVER_ERROR)
-            scheduler._release_aborted_request(req)
-            release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
-            finished = req.finished_reason.to_json()
-            scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=finished), req)
+        if req.rid == order.rid and not req.finished() and (req.kv.holds_kv or req.is_retracted):
+            scheduler.stage_loop.engine.wait_for_launched()
+            _end(scheduler, req)
+
+
+def _end(scheduler, req: Req) -> None:
+    prepare_abort(req, MARK, HTTPStatus.INTERNAL_SERVER_ERROR)
+    scheduler._release_aborted_request(req)
+    if req.kv.holds_kv:
+        release_kv_cache(req, scheduler.tree_cache, checkpoint=False)
+    if scheduler.chunked_req is req:
+        scheduler.chunked_req = None  # else its next chunk would be launched
+    if req in scheduler.waiting_queue:
+        scheduler.waiting_queue.remove(req)
+    scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=req.finished_reason.to_json()), req)
 
 
 def _distinct(scheduler) -> Iterable[Req]:
+    """All requests that are not new: in batches, or retracted ones that wait."""
     batches = (*scheduler.running_mbs, *scheduler.last_mbs, *scheduler.mbs)
-    return {id(req): req for batch in batches if batch is not None for req in batch.reqs}.values()
+    found = {id(req): req for batch in batches if batch is not None for req in batch.reqs}
+    found |= {id(req): req for req in scheduler.waiting_queue if req.is_retracted}
+    return found.values()

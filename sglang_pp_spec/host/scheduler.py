@@ -181,14 +181,14 @@ class PPSpecScheduler(Scheduler):
         return batches if self.stage_loop is None else [*batches, *self.last_mbs]
 
     def _reqs_finishing_inflight(self, batch: ScheduleBatch) -> list[Req]:
-        """With overlap: requests whose unread frame holds their last token by length need no further round."""
+        """With overlap: requests for whose last token by length the host has yet to account need no further round."""
         if self.stage_loop is None:
             return super()._reqs_finishing_inflight(batch)
         previous = self.stage_loop.previous
         if previous is None or previous.is_settled:
             return []
-        unread = set(record_of(previous).reqs)
-        return [req for req in batch.reqs if req in unread and req.next_output_finishes_by_length()]
+        unaccounted = set(record_of(previous).reqs)
+        return [req for req in batch.reqs if req in unaccounted and req.next_output_finishes_by_length()]
 
     def abort_request(self, recv_req: AbortReq) -> None:
         """Besides the host's aborts: the end of a request that a frame was refused for, at once."""

@@ -28,11 +28,12 @@ from sglang.srt.plugins import load_plugins
 load_plugins()
 import sglang.srt.managers.scheduler as module
 from sglang.srt.plugins.hook_registry import HookRegistry
-from sglang_pp_spec.cpu_engine import hooks
+from sglang_pp_spec.cpu_engine import delays, hooks, planning
 from sglang_pp_spec.core.settings import Settings
 from sglang_pp_spec.host.arguments import REFUSALS, check_arguments
 from sglang_pp_spec.host.symbols import SYMBOLS, check_host
 from types import SimpleNamespace as Args
+from unittest import mock
 
 base = dict(
     pp_size=2,
@@ -53,14 +54,16 @@ wrong = {
     "two-batch-overlap": dict(enable_two_batch_overlap=True),
     "lora": dict(enable_lora=True),
     "pdmux": dict(enable_pdmux=True),
+    "flashinfer-host-plan": dict(environ={"SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN": "1"}),
     "min-free-slots": dict(min_free_slots_delay=2),
     "eagle3-prefill-graph": dict(speculative_algorithm="eagle3", cuda_graph_backend_prefill="breakable"),
     "eagle3-torch-compile": dict(speculative_algorithm="EAGLE3", enable_torch_compile=True),
 }
 
-def message(settings=None, **changes):
+def message(settings=None, environ=None, **changes):
     try:
-        check_arguments(Args(**(base | changes)), settings)
+        with mock.patch.dict("os.environ", environ or {}):
+            check_arguments(Args(**(base | changes)), settings)
     except ValueError as error:
         return str(error)
     return ""
@@ -68,7 +71,7 @@ def message(settings=None, **changes):
 print(json.dumps({
     "class": module.Scheduler.__name__,
     "patched": sorted(HookRegistry._patched),
-    "problems": check_host() + hooks.mismatches(),
+    "problems": check_host() + hooks.mismatches((*hooks.HOOKS, *delays.HOOKS, *planning.HOOKS)),
     "symbols": len(SYMBOLS),
     "names": [refusal.name for refusal in REFUSALS],
     "reasons": {refusal.name: refusal.reason for refusal in REFUSALS},

@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "dist"))
 from processes import run_processes
 
 from sglang_pp_spec.colocated import backend
+from sglang_pp_spec.colocated.ring import DEPTH
 
 COUNT = 400
 
@@ -85,23 +86,24 @@ def receive_first(rank: int) -> object:
 
 
 def two_streams(rank: int) -> object:
-    """Two messages on a stream each. Rank 0's first one stands behind slow kernels, and its second one does not."""
-    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    """More messages than there are buffers, the first one on a stream of its own, which one of the ranks holds up."""
+    first, others = torch.cuda.Stream(), torch.cuda.Stream()
     busy = torch.randn(4096, 4096, device="cuda")
-    received = [torch.zeros(1000, device="cuda") for _ in streams]
+    received = [torch.zeros(1000, device="cuda") for _ in range(2 * DEPTH)]
     for step in range(20):
         torch.cuda.synchronize()
-        for number, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
+        for number, one in enumerate(received):
+            with torch.cuda.stream(others if number else first):
+                for _ in range(40 if number == 0 and step % 2 == rank else 0):
+                    busy = torch.tanh(busy @ busy)
                 if rank == 0:
-                    for _ in range(40 * (1 - number)):
-                        busy = torch.tanh(busy @ busy)
-                    dist.isend(torch.full((1000,), 10.0 * step + number, device="cuda"), 1)
+                    dist.isend(torch.full((1000,), 100.0 * step + number, device="cuda"), 1)
                 else:
-                    dist.irecv(received[number], 0).wait()
+                    dist.irecv(one, 0).wait()
         torch.cuda.synchronize()
-        if rank == 1 and [float(one.min()) for one in received] != [10.0 * step, 10.0 * step + 1]:
-            return step, [float(one.min()) for one in received]
+        found = [float(one.min()) for one in received]
+        if rank == 1 and found != [100.0 * step + number for number in range(2 * DEPTH)]:
+            return step, found
     return None
 
 

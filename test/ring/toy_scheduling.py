@@ -94,7 +94,7 @@ class Scheduling:
 
     @property
     def reserve(self) -> int:
-        """KV past what the host knows to be written: a verify, and one more for the frame it has not read."""
+        """KV past what the host knows to be written: a verify, and one more for a frame it has not accounted for."""
         return self.shape.num_draft_tokens * self.loop.ledger.max_unaccounted
 
     def _settle_into_running(self, slot: int) -> None:
@@ -162,7 +162,7 @@ class Scheduling:
         return None
 
     def _finishes_unaccounted(self, req: Request) -> bool:
-        """With overlap: the frame that was adopted and not read holds the request's last token by length."""
+        """With overlap: the frame that is not accounted for holds the request's last token by length."""
         previous = self.loop.previous
-        unread = previous is not None and not previous.is_settled and req in previous.forward.reqs
-        return unread and len(req.out) + 1 >= req.max_new
+        unaccounted = previous is not None and not previous.is_settled and req in previous.forward.reqs
+        return unaccounted and len(req.out) + 1 >= req.max_new

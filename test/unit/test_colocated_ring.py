@@ -101,10 +101,10 @@ class StreamMark:
 
 @pytest.mark.parametrize("end", ["sender", "receiver"])
 def test_a_message_overtakes_none_that_another_stream_was_given_before(end: str) -> None:
-    """Prompts and verified rounds travel on streams of their own.
+    """Prompts travel on the schedule stream, verified rounds on streams of their own.
 
-    The flag of a round, raised while a prompt's copy was held up, said that the prompt had been copied, and the next
-    stage read what the buffer held before.
+    A stage's schedule stream stands still until the frame it adopts has come. A round that was taken meanwhile said
+    that the prompt before it had been taken, too, and the sender wrote over it.
     """
     memory = StreamMemory()
     sender = RingSender(memory, BYTES)

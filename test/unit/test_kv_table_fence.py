@@ -33,6 +33,16 @@ def turn_of(kind: FrameKind) -> SimpleNamespace:
     return SimpleNamespace(launch=SimpleNamespace(header=header), forward=object())
 
 
+def test_what_an_ended_request_gives_back_is_written_behind_every_launched_step(monkeypatch) -> None:
+    launched = [Launched(), Launched()]
+    turns = [SimpleNamespace(forward=SimpleNamespace(launched=one)) for one in (*launched, None)]
+    monkeypatch.setattr(module, "record_of", lambda turn: turn.forward)
+    engine = engine_with(None)
+    engine.scheduler.stage_loop.turns = [None, *turns, SimpleNamespace(forward=None)]
+    engine.wait_for_launched()
+    assert [one.waits for one in launched] == [1, 1]
+
+
 @pytest.mark.parametrize(("kind", "waits_at_once"), [(FrameKind.VERIFY, 0), (FrameKind.PREFILL, 1)])
 def test_a_verified_round_is_accounted_for_beside_the_next_one_and_a_prompt_behind_it(
     monkeypatch, kind: FrameKind, waits_at_once: int

@@ -79,7 +79,7 @@ ARMS = {
     "pp4-chain": with_overlap(replace(PLUGIN_CHAIN, pp=4)),
     "pp2-chain-depth2-page16": with_overlap(paged(depth(replace(PLUGIN_CHAIN, pp=2), 2))),
     "pp3-tree-depth2-accounting-streams": with_overlap(streamed(depth(replace(PLUGIN_TREE, pp=3), 2)), "accounting"),
-    "pp2-tree-sync-streams": without_overlap(streamed(replace(PLUGIN_TREE, pp=2))),
+    "pp3-chain-sync-streams": without_overlap(streamed(replace(PLUGIN_CHAIN, pp=3))),
     "pp4-tree-depth1-sync-poisoned": without_overlap(poisoned(depth(replace(PLUGIN_TREE, pp=4), 1))),
     "pp3-eagle3-tree-poisoned-streams": with_overlap(
         streamed(poisoned(replace(EAGLE3_TREE, mode="plugin", pp=3)))  # a layer of each stage is captured

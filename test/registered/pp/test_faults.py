@@ -106,6 +106,18 @@ class TestFrameFaults:
             server.flush_cache(timeout_s=20)
             assert server.is_alive()
 
+    def test_under_the_abort_policy_a_prompt_ends_whose_chunk_was_refused_and_the_others_go_on(self) -> None:
+        """SGLang went on to the next chunk of the request that had ended, and its assertion ended the server."""
+        policy = {"SGLANG_PP_SPEC_ON_MISMATCH": "abort"}
+        prompts = [Ask(few_shot(5, seed=80 + i), 24, after_s=0.3 * i, ignore_eos=True) for i in range(3)]
+        with faulty("corrupt@12", 2, "on", "--disable-radix-cache", **policy) as server:
+            outcomes = ask_each(server, prompts)
+            assert [isinstance(outcome, ServerError) for outcome in outcomes] == [True, False, False]
+            again = ask_all(server, prompts)
+            assert [one.token_ids for one in outcomes[1:]] == [one.token_ids for one in again[1:]]
+            server.flush_cache(timeout_s=20)
+            assert server.is_alive()
+
 
 class TestDeadStage:
     """A killed stage must not leave a server that hangs."""

@@ -119,9 +119,7 @@ class TestPPSpecConsistency:
                 assert_same(reply.result(timeout=60), arm.reference["questions"][:1])
             arm.server.flush_cache(timeout_s=10)
 
-    def test_stage_0_launches_a_round_before_the_work_on_the_one_before_that_overlap_leaves_for_later(
-        self, arm: Arm
-    ) -> None:
+    def test_stage_0_launches_a_round_before_it_does_what_overlap_leaves_for_later(self, arm: Arm) -> None:
         """Its own questions only: a pause reads the frames of every slot at once, whatever is launched next."""
         asked_at = time.monotonic()
         ask_all(arm.server, questions())
