@@ -182,13 +182,22 @@ class TestPPSpecPressure:
 def assert_as_plain(spec: ServerSpec, pp: int, asks: list[Ask], *, accepts: float) -> None:
     """``spec`` over ``pp`` stages, with overlap, replies as without a pipeline, in as many rounds.
 
-    Plain speculation must accept more than ``accepts`` tokens a round, or a lost tree would not show.
+    Plain speculation must accept more than ``accepts`` tokens a round, or a lost tree would not show. It is asked
+    twice: scores of random drafters are nearly tied, and in one of some fifty runs plain speculation itself took
+    another tree and so a round more.
     """
     with Server(spec) as plain:
-        reference = ask_all(plain, asks)
-    assert accept_length(reference) > accepts, "too little is accepted to show a lost tree"
+        references = [ask_all(plain, asks) for _ in range(2)]
+    assert all(accept_length(one) > accepts for one in references), "too little is accepted to show a lost tree"
     with Server(with_overlap(replace(spec, mode="plugin", pp=pp))) as server:
-        assert_same(ask_all(server, asks), reference)
+        replies = ask_all(server, asks)
+    usual = [one for one in references if rounds_of(one) == rounds_of(replies)]
+    assert_same(replies, (usual or references)[0])
+
+
+def rounds_of(replies: list[Reply]) -> list[int]:
+    """Verify rounds, by request."""
+    return [reply.verify_rounds for reply in replies]
 
 
 class TestPPSpecMTP:
