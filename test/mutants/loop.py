@@ -30,8 +30,8 @@ RING = [
         "take requests before the frame is read",
         "21",
         CORE + "ring.py",
-        "Operation.READ_FRAME, Operation.ADOPT_FRAME, Operation.ACCOUNT_FRAME, *_ALWAYS, *step)",
-        "_ALWAYS[0], Operation.READ_FRAME, Operation.ADOPT_FRAME, Operation.ACCOUNT_FRAME, _ALWAYS[1], *step)",
+        "return (*before, *_ALWAYS, *_step",
+        "return (_ALWAYS[0], *before, _ALWAYS[1], *_step",
         "test/ring/test_abort_policy.py -k wrong_row",
     ),
     in_loop(
