@@ -113,8 +113,10 @@ class TestFrameFaults:
         with faulty("corrupt@12", 2, "on", "--disable-radix-cache", **policy) as server:
             outcomes = ask_each(server, prompts)
             assert [isinstance(outcome, ServerError) for outcome in outcomes] == [True, False, False]
+            assert re.search(r"\(middle, 1 rows\): row 0 is not", server.log()), "no chunk's frame was refused"
             again = ask_all(server, prompts)
-            assert [one.token_ids for one in outcomes[1:]] == [one.token_ids for one in again[1:]]
+            if CHAIN.on_cpu:  # in bfloat16 a few-shot prompt may be continued otherwise beside other requests
+                assert [one.token_ids for one in outcomes[1:]] == [one.token_ids for one in again[1:]]
             server.flush_cache(timeout_s=20)
             assert server.is_alive()
 
