@@ -1,22 +1,90 @@
-"""How far does bfloat16 move the tiny model's margins, and so what is a tie for the tests on GPUs?
+"""Which tokens can rounding choose? The tiny target, every layer's output rounded to bfloat16 at random.
 
     python -m benchmark.rounding
 
-Its greedy replies to few-shot prompts and to plain questions, written in bfloat16 and weighed again with the same
-weights (the files are bfloat16) in float32 arithmetic, on the CPU: how much the log probability of the most likely
-token over the next one changes at every position (largest and root mean square), and how small that margin gets.
+A kernel that adds up in another order rounds some outputs up where another kernel rounds them down. Monte Carlo
+arithmetic (D. S. Parker, 1997) does so at random: float32 inside a layer, what comes out of it is one of the two
+bfloat16 numbers around it, the nearer one more often. A token that wins in some draws is one that a correct server
+may say. What one server thinks of two tokens tells less: on few-shot prompts, which this model does not understand,
+it jumps, and prefers one of two winners by far (the command prints by how much).
+
+Printed per kind of prompt: positions of its greedy replies at which more than one token won, and the largest margin
+in log probability of one such winner over another, in any draw.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
 import torch
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from sglang_pp_spec.server import Reply
 from sglang_pp_spec.tiny import TARGET_PATH, problems
 
 from .report import emit, provenance
+from .ties import TIE, Difference
 
 NEW_TOKENS = 48
+DRAWS = 256
+_AT_ONCE = 16  # draws in one forward
+_DROPPED_BITS = 16  # of float32's mantissa; what is left is a bfloat16
+
+
+class RoundedTarget:
+    """The target; every forward rounds anew."""
+
+    def __init__(self, device: str = "cpu", seed: int = 0) -> None:
+        self.device = device
+        self._random = torch.Generator(device).manual_seed(seed)
+        self.model = AutoModelForCausalLM.from_pretrained(TARGET_PATH, dtype=torch.float32).eval().to(device)
+        for module in self.model.modules():
+            if isinstance(module, nn.Linear) or type(module).__name__.endswith(("RMSNorm", "DecoderLayer")):
+                module.register_forward_hook(self._round_output)
+
+    @torch.no_grad()
+    def log_probabilities(self, tokens: Sequence[int], start: int, draws: int = DRAWS) -> Tensor:
+        """What each draw thinks of the tokens from ``start`` on and of the one after: [draws, positions, V]."""
+        row = torch.tensor(list(tokens), device=self.device)
+        drawn = []
+        for first in range(0, draws, _AT_ONCE):
+            rows = row.expand(min(_AT_ONCE, draws - first), -1)
+            drawn.append(self.model(rows, logits_to_keep=len(row) - start + 1).logits.log_softmax(-1).cpu())
+        return torch.cat(drawn)
+
+    def winners(self, tokens: Sequence[int], draws: int = DRAWS) -> Counter[int]:
+        """The most likely next token of each draw, and how many draws it won."""
+        return Counter(self.log_probabilities(tokens, len(tokens), draws)[:, -1].argmax(-1).tolist())
+
+    def _round_output(self, module: nn.Module, inputs: object, output: Tensor | tuple) -> Tensor | tuple:
+        if isinstance(output, tuple):
+            return round_at_random(output[0], self._random), *output[1:]
+        return round_at_random(output, self._random)
+
+
+def round_at_random(values: Tensor, random: torch.Generator) -> Tensor:
+    """float32 ``values`` as one of the bfloat16 numbers around each, the nearer one more often; still float32."""
+    bits = values.contiguous().view(torch.int32)
+    added = torch.randint(0, 1 << _DROPPED_BITS, bits.shape, generator=random, device=bits.device, dtype=torch.int32)
+    return ((bits + added) & -(1 << _DROPPED_BITS)).view(torch.float32)
+
+
+def unexplained(
+    found: Iterable[Difference],
+    prompts: Sequence[Sequence[int]],
+    plain: Sequence[Reply],
+    target: RoundedTarget,
+    tie: float = TIE,
+) -> list[Difference]:
+    """Those of ``found`` that are no ties, and whose token wins under no rounding: faults."""
+    return [
+        one
+        for one in found
+        if not one.is_tie(tie)
+        and one.token not in target.winners([*prompts[one.request], *plain[one.request].token_ids[: one.position]])
+    ]
 
 
 def prompts() -> dict[str, list[str]]:
@@ -25,37 +93,28 @@ def prompts() -> dict[str, list[str]]:
     return {"few-shot": few_shot, "questions": [problems.prompt(p.question) for p in problems.held_out(6, seed=1)]}
 
 
-def margins(model, tokens: torch.Tensor, start: int, pairs: torch.Tensor | None = None) -> tuple:
-    """(margin per position, the two tokens it is between [positions, 2]) of the reply that begins at ``start``."""
-    said = model(tokens).logits[0, start - 1 : -1].float().log_softmax(-1)
-    pairs = said.topk(2, -1).indices if pairs is None else pairs
-    chosen = said.gather(1, pairs)
-    return chosen[:, 0] - chosen[:, 1], pairs
+def measured(texts: Sequence[str], target: RoundedTarget) -> dict[str, object]:
+    """How settled the greedy replies to ``texts`` are."""
+    nearest = AutoModelForCausalLM.from_pretrained(TARGET_PATH, dtype=torch.bfloat16).eval()
+    positions, unsettled, largest = 0, 0, 0.0
+    for text in texts:
+        asked = torch.tensor([list(text.encode())])
+        reply = nearest.generate(asked, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)[0].tolist()
+        drawn = target.log_probabilities(reply, asked.shape[1])[:, :-1]
+        for said in drawn.unbind(1):
+            won = said.argmax(-1).unique()
+            positions += 1
+            unsettled += len(won) > 1
+            among = said[:, won]
+            largest = max(largest, float((among.amax(-1) - among.amin(-1)).max()))
+    return {"positions": positions, "unsettled": unsettled, "largest_margin": round(largest, 3)}
 
 
-@torch.no_grad()
 def main() -> dict[str, object]:
     """Both kinds of prompts."""
-    narrow, wide = (
-        AutoModelForCausalLM.from_pretrained(TARGET_PATH, dtype=dtype).eval()
-        for dtype in (torch.bfloat16, torch.float32)
-    )
-    found: dict[str, object] = {}
-    for kind, texts in prompts().items():
-        moved, smallest = [], []
-        for text in texts:
-            asked = torch.tensor([list(text.encode())])
-            reply = narrow.generate(asked, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
-            seen, pairs = margins(narrow, reply, asked.shape[1])
-            moved.append(seen - margins(wide, reply, asked.shape[1], pairs)[0])
-            smallest.append(float(seen.min()))
-        every = torch.cat(moved)
-        found[kind] = {
-            "largest": round(float(every.abs().max()), 3),
-            "rms": round(float(every.pow(2).mean().sqrt()), 3),
-            "smallest_margin_of_each": [round(value, 3) for value in smallest],
-        }
-    emit(provenance() | found)
+    target = RoundedTarget()
+    found = {kind: measured(texts, target) for kind, texts in prompts().items()}
+    emit(provenance() | {"draws": DRAWS, **found})
     return found
 
 

@@ -50,8 +50,8 @@ part() {
                 return 1
             fi
             # Without API errors: cuda-python looks for driver functions that a driver may not have.
-            compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 --report-api-errors no \
-                "$python" -m pytest test/gpu/test_colocated_gpu.py -q
+            PP_SPEC_TEST_LIMIT_S=280 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
+                --report-api-errors no "$python" -m pytest test/gpu/test_colocated_gpu.py -q
             ;;
         round)
             measure "$(large_model 32)" round --together 4 --excerpt-ms 60 --server-args "--load-format dummy" \
