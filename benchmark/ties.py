@@ -2,7 +2,8 @@
 
 In bfloat16 a batch of another shape may decide otherwise between two tokens that are about equally likely. So where
 two replies first differ, the target itself is asked, without speculation, what it thinks of the two tokens: a small
-difference in log probability is a tie, a large one is a fault of the server.
+difference in log probability is a tie. A large one is a fault of the server, unless the target is unsettled there
+(``benchmark.rounding``, for the tiny one).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Stages that have no GPU of their own all share the first one (SGLANG_PP_SPEC_COLOCATED); three and four stages show
 slot errors that two cannot. The GPU kernels take no float32, and in bfloat16 another batch shape may flip a tie
 between two tokens: every reply that differs is judged by the target's own margin there, and where that is more than a
-tie, by whether any rounding of the target's layers chooses the other token (``benchmark.rounding``). Acceptance is
+tie, by whether rounding the target's layers at random chooses both tokens (``benchmark.rounding``). Acceptance is
 compared over the replies that are the same. All figures are printed.
 """
 
@@ -26,6 +26,7 @@ from benchmark.rounding import RoundedTarget, unexplained
 from benchmark.ties import Difference, differences
 from sglang_pp_spec.server import Reply, Server, started_together
 
+MOST_UNSETTLED = 3  # replies that part by more than a tie; five of the prompts are few-shot, two parted in any run
 WORKLOADS_HERE = ("questions", "long_prompts", "staggered", "unequal_mix")
 #: Plans from lengths on the host, so frames are read first; SGLang's default on most GPUs. Wants wide heads.
 FLASHINFER = "flashinfer"
@@ -76,7 +77,7 @@ def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         ours = {mode: all_replies(server) for mode, server in servers.items()}
         expected = ours.pop("plain")
         found = {mode: differences(servers["plain"], prompts, expected, replies) for mode, replies in ours.items()}
-    target = RoundedTarget("cuda")  # of wide heads, too: they compute the same
+    target = RoundedTarget()  # of wide heads, too: but for the rounding of their queries they compute the same
     faults = {mode: unexplained(ones, prompts, expected, target) for mode, ones in found.items()}
     yield Compared(expected, ours, found, faults)
 
@@ -91,6 +92,7 @@ def test_a_reply_equals_plain_speculation_s_on_one_gpu_or_parts_from_it_by_round
     found = compared.differences[mode]
     print(f"{mode}: {len(compared.plain) - len(found)} of {len(compared.plain)} replies identical; {found}")
     assert not compared.faults[mode]
+    assert sum(not difference.is_tie() for difference in found) <= MOST_UNSETTLED
     assert len(found) <= 0.15 * len(compared.plain)
 
 

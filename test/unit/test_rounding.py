@@ -40,4 +40,12 @@ def test_a_wrong_token_in_an_answer_the_model_knows_is_a_fault_and_a_tie_is_none
     wrong = Difference(request=0, position=0, plain_token=right, token=ord("#"), margin=12.0)
     tie = Difference(request=0, position=0, plain_token=right, token=ord("#"), margin=0.2)
     ended = Difference(request=0, position=0, plain_token=right, token=None, margin=None)
-    assert unexplained([wrong, tie, ended], [asked], plain, target) == [wrong, ended]
+    longer = Difference(request=0, position=0, plain_token=None, token=right, margin=None)
+    assert unexplained([wrong, tie, ended, longer], [asked], plain, target) == [wrong, ended, longer]
+
+
+def test_a_token_that_an_unsettled_prompt_does_not_lead_to_is_still_a_fault(target) -> None:
+    asked = [*prompts()["few-shot"][1].encode(), *b" The 2 shere are "]
+    plain = [Reply("", (ord("9"),), 1, 1, None, "length")]
+    other = Difference(request=0, position=0, plain_token=ord("9"), token=ord("l"), margin=2.4)
+    assert unexplained([other], [asked], plain, target) == [other]

@@ -180,19 +180,20 @@ class TestPPSpecPressure:
 
 
 def assert_as_plain(spec: ServerSpec, pp: int, asks: list[Ask], *, accepts: float) -> None:
-    """``spec`` over ``pp`` stages, with overlap, replies as without a pipeline, in as many rounds.
+    """``spec`` over ``pp`` stages, with overlap, replies as without a pipeline, in as many rounds but for one.
 
-    Plain speculation must accept more than ``accepts`` tokens a round, or a lost tree would not show. It is asked
-    twice: scores of random drafters are nearly tied, and in one of some fifty runs plain speculation itself took
-    another tree and so a round more.
+    Plain speculation must accept more than ``accepts`` tokens a round, or a lost tree would not show; a batch whose
+    trees are lost once takes several rounds more. One is let pass, since scores of random drafters are nearly tied
+    and what else a batch holds may decide: twice one reply took a round more, one of them plain speculation's own.
     """
     with Server(spec) as plain:
-        references = [ask_all(plain, asks) for _ in range(2)]
-    assert all(accept_length(one) > accepts for one in references), "too little is accepted to show a lost tree"
+        reference = ask_all(plain, asks)
     with Server(with_overlap(replace(spec, mode="plugin", pp=pp))) as server:
         replies = ask_all(server, asks)
-    usual = [one for one in references if rounds_of(one) == rounds_of(replies)]
-    assert_same(replies, (usual or references)[0])
+    assert accept_length(reference) > accepts, "too little is accepted to show a lost tree"
+    assert [reply.token_ids for reply in replies] == [reply.token_ids for reply in reference]
+    needed, took = rounds_of(reference), rounds_of(replies)
+    assert sum(abs(a - b) for a, b in zip(needed, took, strict=True)) <= 1, f"rounds {took}, plain {needed}"
 
 
 def rounds_of(replies: list[Reply]) -> list[int]:
