@@ -29,12 +29,6 @@ def is_eagle3(args: Any) -> bool:
     return str(args.speculative_algorithm).upper() == "EAGLE3"
 
 
-def _host_plan_is_on() -> bool:
-    from sglang.srt.environ import envs
-
-    return bool(envs.SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN.get())
-
-
 REFUSALS = (
     Refusal(
         "pd-disaggregation",
@@ -86,12 +80,6 @@ REFUSALS = (
         "eagle3-torch-compile",
         lambda args: is_eagle3(args) and bool(args.enable_torch_compile),
         "--enable-torch-compile with EAGLE3 is not verified: aux hidden states are captured by module hooks",
-    ),
-    Refusal(
-        "flashinfer-host-plan",
-        lambda args: _host_plan_is_on(),
-        "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN: a stage plans a slot's verify into the pinned buffer from which the "
-        "plan of another slot, whose hidden states have not come, is still to be copied",
     ),
     Refusal(
         "min-free-slots",

@@ -21,7 +21,8 @@ AUX_CAPTURE = (
 )
 TARGET_FORWARD = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
 DRAFT_EMBEDDING = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._resolve_shared_embed_and_head"
-TARGETS = (SCHEDULER, ARGUMENT_CHECK, RESERVE, HEADROOM, AUX_CAPTURE, TARGET_FORWARD, DRAFT_EMBEDDING)
+HOST_PLAN = "sglang.srt.layers.attention.flashinfer_backend.fast_prefill_plan"
+TARGETS = (SCHEDULER, ARGUMENT_CHECK, RESERVE, HEADROOM, AUX_CAPTURE, TARGET_FORWARD, DRAFT_EMBEDDING, HOST_PLAN)
 
 
 def install(settings: Settings) -> None:
@@ -34,6 +35,7 @@ def install(settings: Settings) -> None:
         raise SystemExit("sglang_pp_spec cannot run on this host:\n  " + "\n  ".join(problems))
     from .arguments import check_before_host
     from .aux_states import capture_on_every_stage, complete_on_last_stage, keep_own_embedding
+    from .host_plans import plan_behind_copy
     from .overlap import reserve_for_lag, row_headroom
     from .scheduler import PPSpecScheduler
 
@@ -45,6 +47,7 @@ def install(settings: Settings) -> None:
     HookRegistry.register(AUX_CAPTURE, capture_on_every_stage, HookType.AFTER)
     HookRegistry.register(TARGET_FORWARD, complete_on_last_stage, HookType.AFTER)
     HookRegistry.register(DRAFT_EMBEDDING, keep_own_embedding, HookType.AROUND)
+    HookRegistry.register(HOST_PLAN, plan_behind_copy, HookType.AROUND)
     HookRegistry.apply_hooks()
     _verify(PPSpecScheduler)
     logger.info("sglang_pp_spec active on sglang %s: %s", host_version(), settings)

@@ -19,6 +19,7 @@ from ..core.stage_loop import StageLoop
 from ..observe.timeline import Timeline
 from .arguments import check_target, is_eagle3
 from .engine import SchedulerEngine
+from .host_plans import prefer_host_plans
 from .overlap import agree_on_overlap
 from .refused import MARK, end_refused
 from .shape import frame_layout, tree_shape
@@ -59,6 +60,7 @@ class PPSpecScheduler(Scheduler):
                 check_target(self.model_config, eagle3=is_eagle3(self.server_args))
             except UnsupportedCombination as refused:
                 raise SystemExit(str(refused)) from refused
+            prefer_host_plans()
 
     def maybe_init_draft_worker(self) -> None:
         """Build the drafter on the last stage only; it sees a pipeline of size 1."""

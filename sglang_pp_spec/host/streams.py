@@ -6,7 +6,7 @@ there all the same, with torch.cpu's streams and events, which are always done: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -38,3 +38,15 @@ def host_copy_of(tensor: Tensor) -> Tensor:
     """A copy of ``tensor`` on the host, under way on the current stream; pinned, so that the host need not wait."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=not tensor.is_cpu)
     return host.copy_(tensor, non_blocking=True)
+
+
+def start_host_copy(tensor: Tensor) -> Callable[[], Tensor]:
+    """Start ``host_copy_of`` a device tensor; the result waits until it is there and returns it."""
+    host, copied = host_copy_of(tensor), torch.get_device_module(tensor.device).Event()
+    copied.record()
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return host
+
+    return wait

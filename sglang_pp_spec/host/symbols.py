@@ -154,6 +154,12 @@ SYMBOLS = (
         "target_model",
         "heads of another width",
     ),
+    _row(
+        "layers.attention.flashinfer_backend.fast_prefill_plan",
+        "hook",
+        "self qo_indptr_host kv_indptr_host kv_lens_host",
+        "plans on the host",
+    ),
     _row("layers.aux_hidden_states.AuxHiddenStateList.capture", "call", "self hidden", "EAGLE3"),
     _row("layers.aux_hidden_states.pack_aux_hidden_states", "call", "aux_hidden_states", "EAGLE3"),
     _row("arg_groups.validation_hook.check_pipeline_parallel_compat", "override", "cfg", "refusals"),

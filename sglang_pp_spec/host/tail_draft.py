@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.managers.overlap_utils import decide_needs_cpu_seq_lens
@@ -22,6 +22,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
 from torch import Tensor
 
 from .rows import drafted_rows
+from .streams import start_host_copy
 
 
 class TailDraftWorker(EAGLEWorkerV2):
@@ -56,30 +57,35 @@ class TailDraftWorker(EAGLEWorkerV2):
             if rows:
                 batch.spec_info = result.next_draft_input
                 _keep_rows(batch, rows)
-                self._draft_next(batch, result, batch.spec_info, batch.seq_lens)
+                self._draft_next(batch, result, batch.spec_info, batch.seq_lens, self._start_reading(batch.seq_lens))
             return result
-        result = self._verify_and_extend(batch, grammar_barrier, pp_proxy_tensors)
-        self._draft_next(batch, result, result.next_draft_input, result.new_seq_lens)
+        result = self.verify(batch, pp_proxy_tensors=pp_proxy_tensors, grammar_barrier=grammar_barrier)
+        read_lens = self._start_reading(result.new_seq_lens)
+        with self._drafting("draft_extend"):
+            self.draft_worker._draft_extend_for_decode(batch, result, kv_loc_plan=None)
+        self._draft_next(batch, result, result.next_draft_input, result.new_seq_lens, read_lens)
         # Lengths advance on all stages alike, when the frame is applied; with new lengths on the result the host's
         # run_batch would advance them here, blocking on a copy to the host.
         result.new_seq_lens = None
         return result
 
-    def _verify_and_extend(self, batch: ScheduleBatch, grammar_barrier, pp_proxy_tensors) -> GenerationBatchResult:
-        result = self.verify(batch, pp_proxy_tensors=pp_proxy_tensors, grammar_barrier=grammar_barrier)
-        with self._drafting("draft_extend"):
-            self.draft_worker._draft_extend_for_decode(batch, result, kv_loc_plan=None)
-        return result
-
     def _draft_next(
-        self, batch: ScheduleBatch, result: GenerationBatchResult, draft_input: EagleDraftInput, seq_lens: Tensor
+        self,
+        batch: ScheduleBatch,
+        result: GenerationBatchResult,
+        draft_input: EagleDraftInput,
+        seq_lens: Tensor,
+        read_lens: Callable[[], Tensor | None],
     ) -> None:
-        """Draft the round that starts at ``seq_lens`` ([rows] int64, device) and put its trees on ``result``."""
+        """Draft the round that starts at ``seq_lens`` ([rows] int64, device) and put its trees on ``result``.
+
+        ``read_lens`` waits for their host copy; see ``_start_reading``.
+        """
         batch.spec_info = draft_input
         batch.forward_mode = ForwardMode.DECODE
         batch.input_ids = None
         batch.seq_lens = seq_lens
-        batch.seq_lens_cpu = seq_lens.to("cpu") if self._plans_from_host_lens(seq_lens) else None
+        batch.seq_lens_cpu = read_lens()
         batch.seq_lens_sum = None if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.sum())
         with self._drafting("draft"):
             verify_input, parents, selected = self.draft_worker.draft(batch, with_topology=True)
@@ -87,9 +93,17 @@ class TailDraftWorker(EAGLEWorkerV2):
         result.next_verify_parent_list = parents
         result.next_verify_top_scores_index = selected
 
-    def _plans_from_host_lens(self, seq_lens: Tensor) -> bool:
-        """Whether a backend plans from host lengths; on the CPU the host copy is the tensor itself."""
-        return seq_lens.device.type == "cpu" or decide_needs_cpu_seq_lens(self.spec_v2_attn_backends)
+    def _start_reading(self, seq_lens: Tensor) -> Callable[[], Tensor | None]:
+        """Start a copy of ``seq_lens`` to the host if a draft is planned from it; the result waits for it.
+
+        It is queued behind the verify, so what is launched until it is asked for runs while the host plans. On the
+        CPU the host copy is the tensor itself.
+        """
+        if seq_lens.is_cpu:
+            return lambda: seq_lens
+        if not decide_needs_cpu_seq_lens(self.spec_v2_attn_backends):
+            return lambda: None
+        return start_host_copy(seq_lens)
 
     @contextlib.contextmanager
     def _drafting(self, span: str) -> Iterator[None]:
