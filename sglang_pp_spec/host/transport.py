@@ -68,8 +68,8 @@ class DeviceFrame:
                 if time.monotonic() > until:
                     raise FrameRefused(
                         f"no frame within {self.timeout_s:.0f} s: it was not sent, or the device still waits for "
-                        "hidden states; the previous stage launched another batch, or it is gone, or a stage compiles "
-                        "kernels (SGLANG_PP_SPEC_FRAME_TIMEOUT_S sets the time)"
+                        "hidden states; the previous stage launched another batch, or it is gone, or a stage "
+                        "compiles kernels (SGLANG_PP_SPEC_FRAME_TIMEOUT_S sets the time)"
                     )
                 time.sleep(0)  # as busy as a synchronizing host, and other threads may run
         return self.host
