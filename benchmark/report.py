@@ -17,9 +17,10 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def provenance(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Versions, full command line, commit and hardware of this run."""
+    """Versions, full command line, SGLang's and NCCL's variables, commit and hardware of this run."""
     return {
         "argv": [_relative(argument) for argument in (sys.argv if argv is None else argv)],
+        "environment": {key: os.environ[key] for key in sorted(os.environ) if key.startswith(("SGLANG_", "NCCL_"))},
         "commit": commit(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "hardware": hardware(),

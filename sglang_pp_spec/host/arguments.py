@@ -100,6 +100,10 @@ ABORT_WITH_TP = (
 RECURRENT = "the target has recurrent layers (Mamba, linear attention), whose state does not travel in frames"
 IMAGES = "EAGLE3 with a multi-modal target: its head needs the embeddings of images, which only the first stage makes"
 COMPRESSED = "DeepSeek-V4's compressed KV takes rejected drafts back on the last stage only"
+SHARED_PLANS = (
+    "--attention-backend flashinfer with an MLA target: its plans of two slots are copied from the same pinned "
+    "buffers, and a later one would be written over one that was not copied; use another backend"
+)
 
 
 def check_arguments(args: Any, settings: Settings | None = None) -> None:
@@ -117,14 +121,15 @@ def check_arguments(args: Any, settings: Settings | None = None) -> None:
         raise UnsupportedCombination("sglang_pp_spec refuses: " + "; ".join(reasons))
 
 
-def check_target(model_config: Any, *, eagle3: bool = False) -> None:
-    """Raise ``UnsupportedCombination`` for a target that keeps more of a request than attention's KV.
+def check_target(model_config: Any, *, eagle3: bool = False, flashinfer: bool = False) -> None:
+    """Raise ``UnsupportedCombination`` for a target that does not work with us, ``eagle3`` head or ``flashinfer``.
 
-    SGLang moves such state to the accepted path inside verify, which runs on the last stage. Earlier stages would go
-    on from a wrong state, and only the text would show it. The built-in relays what they need; frames do not, yet.
+    One that keeps more of a request than attention's KV: SGLang moves such state to the accepted path inside verify,
+    which runs on the last stage. Earlier stages would go on from a wrong state, and only the text would show it. The
+    built-in relays what they need; frames do not, yet.
     """
     from sglang.srt.configs.hybrid_arch import mambaish_config
-    from sglang.srt.configs.model_config import is_deepseek_v4
+    from sglang.srt.configs.model_config import AttentionArch, is_deepseek_v4
 
     if mambaish_config(model_config) is not None:
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {RECURRENT}")
@@ -132,6 +137,8 @@ def check_target(model_config: Any, *, eagle3: bool = False) -> None:
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {COMPRESSED}")
     if eagle3 and model_config.is_multimodal:
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {IMAGES}")
+    if flashinfer and model_config.attention_arch == AttentionArch.MLA:
+        raise UnsupportedCombination(f"sglang_pp_spec refuses: {SHARED_PLANS}")
 
 
 def check_before_host(cfg: Any, *, settings: Settings) -> tuple[tuple[Any], dict[str, Any]] | None:

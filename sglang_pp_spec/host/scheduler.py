@@ -19,7 +19,7 @@ from ..core.stage_loop import StageLoop
 from ..observe.timeline import Timeline
 from .arguments import check_target, is_eagle3
 from .engine import SchedulerEngine
-from .host_plans import prefer_host_plans
+from .host_plans import prefer_host_plans, uses_flashinfer
 from .overlap import agree_on_overlap
 from .refused import MARK, end_refused
 from .shape import frame_layout, tree_shape
@@ -57,10 +57,10 @@ class PPSpecScheduler(Scheduler):
         super().init_model_config()
         if get_parallel().pp_size > 1 and self.server_args.speculative_algorithm is not None:
             try:
-                check_target(self.model_config, eagle3=is_eagle3(self.server_args))
+                check_target(self.model_config, eagle3=is_eagle3(self.server_args), flashinfer=uses_flashinfer())
             except UnsupportedCombination as refused:
                 raise SystemExit(str(refused)) from refused
-            prefer_host_plans()
+            prefer_host_plans(tree_shape())
 
     def maybe_init_draft_worker(self) -> None:
         """Build the drafter on the last stage only; it sees a pipeline of size 1."""

@@ -79,7 +79,9 @@ class TailDraftWorker(EAGLEWorkerV2):
     ) -> None:
         """Draft the round that starts at ``seq_lens`` ([rows] int64, device) and put its trees on ``result``.
 
-        ``read_lens`` waits for their host copy; see ``_start_reading``.
+        ``read_lens`` waits for their host copy; see ``_start_reading``. flashinfer's plan of the draft needs that
+        wait even where the host knows the lengths: it is written to a pinned buffer that slots of one batch size
+        share, and behind it the other slot's draft is done.
         """
         batch.spec_info = draft_input
         batch.forward_mode = ForwardMode.DECODE

@@ -5,16 +5,20 @@ from types import SimpleNamespace
 
 import pytest
 from sglang.srt.configs import Qwen3NextConfig
+from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.managers.scheduler import Scheduler
 from transformers import LlamaConfig
 
 from sglang_pp_spec.core.errors import UnsupportedCombination
+from sglang_pp_spec.core.layout import TreeShape
 from sglang_pp_spec.host import scheduler as ours
 from sglang_pp_spec.host.arguments import check_target
 
 
 def model(config) -> SimpleNamespace:
-    return SimpleNamespace(hf_config=config, linear_attn_registry_result=None, is_multimodal=False)
+    return SimpleNamespace(
+        hf_config=config, linear_attn_registry_result=None, is_multimodal=False, attention_arch=AttentionArch.MHA
+    )
 
 
 def test_a_target_with_recurrent_layers_is_refused() -> None:
@@ -38,6 +42,16 @@ def test_a_target_that_sees_images_is_refused_with_eagle3_alone() -> None:
         check_target(target, eagle3=True)
 
 
+def test_a_target_with_latent_attention_is_refused_with_flashinfer_alone() -> None:
+    """Its plans of two slots share pinned buffers, and the later one does not wait for the earlier one's copy."""
+    target = model(LlamaConfig(architectures=["LlamaForCausalLM"]))
+    check_target(target, flashinfer=True)
+    target.attention_arch = AttentionArch.MLA
+    check_target(target)
+    with pytest.raises(UnsupportedCombination, match="MLA target.*use another backend"):
+        check_target(target, flashinfer=True)
+
+
 def test_a_target_of_attention_layers_alone_is_not() -> None:
     check_target(model(LlamaConfig(architectures=["LlamaForCausalLM"])))
 
@@ -45,6 +59,8 @@ def test_a_target_of_attention_layers_alone_is_not() -> None:
 @pytest.mark.parametrize(("algorithm", "refused"), [("EAGLE3", True), ("EAGLE", False)])
 def test_a_scheduler_says_to_the_check_whether_its_head_is_an_eagle3_one(monkeypatch, algorithm, refused) -> None:
     monkeypatch.setattr(Scheduler, "init_model_config", lambda self: None)
+    monkeypatch.setattr(ours, "uses_flashinfer", lambda: False)
+    monkeypatch.setattr(ours, "tree_shape", lambda: TreeShape(2, 2, 4))
     monkeypatch.setattr(ours, "get_parallel", lambda: SimpleNamespace(pp_size=2))
     scheduler = object.__new__(ours.PPSpecScheduler)
     scheduler.model_config = model(LlamaConfig(architectures=["LlamaForCausalLM"]))
@@ -57,6 +73,8 @@ def test_a_scheduler_says_to_the_check_whether_its_head_is_an_eagle3_one(monkeyp
 @pytest.mark.parametrize(("pp_size", "algorithm"), [(2, "EAGLE"), (1, "EAGLE"), (2, None)])
 def test_a_scheduler_refuses_as_soon_as_it_knows_the_model_and_only_under_pp_spec(monkeypatch, pp_size, algorithm):
     monkeypatch.setattr(Scheduler, "init_model_config", lambda self: None)
+    monkeypatch.setattr(ours, "uses_flashinfer", lambda: False)
+    monkeypatch.setattr(ours, "tree_shape", lambda: TreeShape(2, 2, 4))
     monkeypatch.setattr(ours, "get_parallel", lambda: SimpleNamespace(pp_size=pp_size))
     scheduler = object.__new__(ours.PPSpecScheduler)
     scheduler.model_config = model(Qwen3NextConfig())

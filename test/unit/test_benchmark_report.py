@@ -34,10 +34,14 @@ def test_the_last_line_of_the_output_is_the_same_object_as_the_file(tmp_path, ca
     assert json.loads(last_line) == {"a": 1.5, "b": [1]} == json.loads((tmp_path / "new" / "out.json").read_text())
 
 
-def test_provenance_names_versions_command_commit_and_hardware():
+def test_provenance_names_versions_command_variables_commit_and_hardware(monkeypatch):
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN", "0")
     found = report.provenance(["benchmark/schedule.py", "--pp", "2"])
     assert found["argv"] == ["benchmark/schedule.py", "--pp", "2"]
     assert found["versions"]["python"] and "sglang" in found["versions"]
+    assert found["environment"]["NCCL_P2P_DISABLE"] == "1" and "PATH" not in found["environment"]
+    assert found["environment"]["SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN"] == "0"
     assert found["hardware"]["cores"] >= 1 and found["hardware"]["memory_gib"] > 0
     assert "commit" in found
 
