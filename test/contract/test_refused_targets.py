@@ -70,6 +70,25 @@ def test_a_scheduler_says_to_the_check_whether_its_head_is_an_eagle3_one(monkeyp
         scheduler.init_model_config()
 
 
+@pytest.mark.parametrize("flashinfer", [True, False])
+def test_a_scheduler_refuses_latent_attention_with_flashinfer_and_otherwise_asks_for_host_plans(
+    monkeypatch, flashinfer
+) -> None:
+    asked: list[TreeShape] = []
+    monkeypatch.setattr(Scheduler, "init_model_config", lambda self: None)
+    monkeypatch.setattr(ours, "uses_flashinfer", lambda: flashinfer)
+    monkeypatch.setattr(ours, "tree_shape", lambda: TreeShape(2, 1, 3))
+    monkeypatch.setattr(ours, "prefer_host_plans", asked.append)
+    monkeypatch.setattr(ours, "get_parallel", lambda: SimpleNamespace(pp_size=2))
+    scheduler = object.__new__(ours.PPSpecScheduler)
+    scheduler.model_config = model(LlamaConfig(architectures=["LlamaForCausalLM"]))
+    scheduler.model_config.attention_arch = AttentionArch.MLA
+    scheduler.server_args = SimpleNamespace(speculative_algorithm="EAGLE")
+    with pytest.raises(SystemExit, match="MLA target") if flashinfer else contextlib.nullcontext():
+        scheduler.init_model_config()
+    assert asked == ([] if flashinfer else [TreeShape(2, 1, 3)])
+
+
 @pytest.mark.parametrize(("pp_size", "algorithm"), [(2, "EAGLE"), (1, "EAGLE"), (2, None)])
 def test_a_scheduler_refuses_as_soon_as_it_knows_the_model_and_only_under_pp_spec(monkeypatch, pp_size, algorithm):
     monkeypatch.setattr(Scheduler, "init_model_config", lambda self: None)
