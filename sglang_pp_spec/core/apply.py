@@ -126,3 +126,9 @@ def nodes_of_batch(accept_index: Tensor, shape: TreeShape) -> Tensor:
     """``accept_index`` ([rows, max_accepted], node of the row's own tree or -1) numbered through the whole batch."""
     first = torch.arange(accept_index.shape[0], device=accept_index.device).unsqueeze(1) * shape.num_draft_tokens
     return torch.where(accept_index < 0, -1, accept_index + first)
+
+
+def chain_nodes(num_accepted: Tensor, shape: TreeShape) -> Tensor:
+    """``accept_index`` ([rows, max_accepted]) of chains, whose frames leave it out: the first nodes, then -1."""
+    nodes = torch.arange(shape.max_accepted, device=num_accepted.device)
+    return torch.where(nodes < num_accepted.unsqueeze(1), nodes, -1)

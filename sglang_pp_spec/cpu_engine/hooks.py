@@ -1,4 +1,4 @@
-"""Four corrections that let SGLang 0.5.23 run pipeline parallelism and EAGLE on a CPU without AMX.
+"""Corrections that let SGLang 0.5.23 run pipeline parallelism and EAGLE on a CPU without AMX.
 
 All go through SGLang's plugin registry and only change what happens on a CPU.
 """
@@ -87,6 +87,53 @@ def last_loc_in_torch(original, req_to_token, req_pool_indices_tensor, prefix_le
     return get_last_loc_torch(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
 
 
+def norm_and_gate_in_torch(original, self, x, z=None):
+    """Norm and gate of a gated delta rule's output without Triton.
+
+    Target:       sglang.kernels.ops.attention.fla.layernorm_gated.RMSNorm.forward   (AROUND)
+    Why:          without AMX the host takes its Triton kernel, which has no CPU driver
+    How:          PyTorch on the CPU for the one variant models use, norm before SiLU gate; else the original
+    Upstream:     none known
+    Remove when:  the module has a PyTorch variant for CPUs without AMX
+    """
+    from sglang_pp_spec.cpu_engine.layers import rmsnorm_gated
+
+    plain = self.norm_before_gate and self.group_size is None and self.activation == "swish"
+    if not x.is_cpu or z is None or not plain:
+        return original(self, x, z)
+    return rmsnorm_gated(x, self.weight, z, self.eps)
+
+
+def take_steps_in_torch(original, dst, src, dst_indices_raw, step_indices_raw, src_indices_raw=None):
+    """Take the recurrent states after the last accepted nodes without Triton.
+
+    Target:       sglang.kernels.ops.mamba.mamba_state_scatter_triton.fused_mamba_state_scatter_with_mask and
+                  sglang.kernels.ops.mamba.mamba_state_scatter_triton.fused_conv_window_scatter_with_mask   (AROUND)
+    Why:          both are for GPUs alone, so no recurrent target can be verified on a CPU
+    How:          PyTorch for tensors on the CPU
+    Upstream:     none known
+    Remove when:  the host has a PyTorch variant
+    """
+    from sglang_pp_spec.cpu_engine.recurrent import take_steps
+
+    if not dst.is_cpu:
+        return original(dst, src, dst_indices_raw, step_indices_raw, src_indices_raw)
+    take_steps(dst, src, dst_indices_raw, step_indices_raw, src_indices_raw)
+    return None
+
+
+def one_window_after_the_other(original, pairs):
+    """Take convolution windows by the function above, which has a variant for the CPU.
+
+    Target:       sglang.kernels.ops.mamba.mamba_state_scatter_triton._conv_multi_eligible   (AROUND)
+    Why:          the host's shorter way for several windows at once is a Triton kernel
+    How:          no pair on the CPU is eligible for it
+    Upstream:     none known
+    Remove when:  as above
+    """
+    return not pairs[0][0].is_cpu and original(pairs)
+
+
 @dataclass(frozen=True)
 class Hook:
     """One AROUND hook and the host function it was written against."""
@@ -96,6 +143,9 @@ class Hook:
     parameters: tuple[str, ...]  # those of the target that the hook names, in order, from the first
     source_sha256: str  # first 16 hex digits, of the target's source in 0.5.23
 
+
+_SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
+_SCATTERED = ("dst", "src", "dst_indices_raw", "step_indices_raw", "src_indices_raw")
 
 HOOKS = (
     Hook(
@@ -122,6 +172,15 @@ HOOKS = (
         ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
         "b14bba7a1b96ac12",
     ),
+    Hook(
+        "sglang.kernels.ops.attention.fla.layernorm_gated.RMSNorm.forward",
+        norm_and_gate_in_torch,
+        ("self", "x", "z"),
+        "1edbcfc2c1d05b91",
+    ),
+    Hook(_SCATTER + "fused_mamba_state_scatter_with_mask", take_steps_in_torch, _SCATTERED, "a94dfc407eee32a2"),
+    Hook(_SCATTER + "fused_conv_window_scatter_with_mask", take_steps_in_torch, _SCATTERED, "ebe82705a8f1fe84"),
+    Hook(_SCATTER + "_conv_multi_eligible", one_window_after_the_other, ("pairs",), "321b21922330b712"),
 )
 
 TARGETS = tuple(hook.target for hook in HOOKS)

@@ -2,13 +2,14 @@
 
 Argument order and in-place behaviour are the host's: see the calls in
 ``sglang.srt.layers.attention.intel_amx_backend``, ``...layers.layernorm``, ``...layers.activation`` and
-``...layers.rotary_embedding``. What no model served here needs is refused by name instead of computed
-wrongly: cross attention, and a KV cache that carries a scale.
+``...layers.rotary_embedding``; for Qwen3.5 in ``sglang.srt.models.qwen3_5`` and
+``...layers.attention.linear``. What no model served here needs is refused by name instead of computed
+wrongly: cross attention, a KV cache that carries a scale, decays per channel.
 """
 
 import torch
 
-from sglang_pp_spec.cpu_engine import attention, layers
+from sglang_pp_spec.cpu_engine import attention, layers, recurrent
 
 NAMESPACE = "sgl_kernel"
 
@@ -32,6 +33,27 @@ SCHEMAS = {
     "rotary_embedding_cpu": (
         "(Tensor positions, Tensor query, Tensor key, int head_size, Tensor cos_sin_cache, bool is_neox)"
         " -> (Tensor, Tensor)"
+    ),
+    "fused_sigmoid_mul_cpu": "(Tensor(a!) x, Tensor gate) -> ()",
+    "fused_qk_gemma_rmsnorm_cpu": (
+        "(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, float eps, int head_dim) -> (Tensor, Tensor)"
+    ),
+    "fused_qk_gemma_rmsnorm_with_gate_cpu": (
+        "(Tensor q_gate, Tensor k, Tensor q_weight, Tensor k_weight, float eps, int head_dim, int num_heads)"
+        " -> (Tensor, Tensor, Tensor)"
+    ),
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu": (
+        "(Tensor qkvz, Tensor ba, int num_k_heads, int num_v_heads, int k_dim, int v_dim)"
+        " -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+    "fused_gdn_gating_cpu": "(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias) -> (Tensor, Tensor)",
+    "fused_sigmoid_gating_delta_rule_update_cpu": (
+        "(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, Tensor v, Tensor a, Tensor b,"
+        " Tensor(a!) initial_state_source, Tensor initial_state_indices, Tensor cu_seqlens,"
+        " bool use_qk_l2norm_in_kernel, float softplus_beta, float softplus_threshold, bool is_kda=False,"
+        " bool disable_state_update=False, Tensor(b!)? intermediate_states_buffer=None,"
+        " Tensor? intermediate_state_indices=None, int? cache_steps=None, Tensor? retrieve_parent_token=None)"
+        " -> Tensor"
     ),
 }
 
@@ -68,6 +90,24 @@ def extend_attention_cpu(
     )  # fmt: skip
 
 
+def delta_rule_update_cpu(
+    A_log, dt_bias, q, k, v, a, b, initial_state_source, initial_state_indices, cu_seqlens,
+    use_qk_l2norm_in_kernel, softplus_beta, softplus_threshold, is_kda=False, disable_state_update=False,
+    intermediate_states_buffer=None, intermediate_state_indices=None, cache_steps=None,
+    retrieve_parent_token=None,
+):  # fmt: skip
+    """A new token per request, or the nodes of its tree: then its state stays, and those after nodes are written."""
+    if is_kda or not use_qk_l2norm_in_kernel:
+        raise NotImplementedError("the CPU engine's delta rule has one decay a head and normalised keys")
+    g, beta = recurrent.gating(A_log, a, b, dt_bias)
+    rule = (q, k, v, g, beta, initial_state_source, initial_state_indices, cu_seqlens)
+    if not disable_state_update:
+        return recurrent.delta_rule_extend(*rule)
+    return recurrent.delta_rule_verify(
+        *rule, intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token
+    )
+
+
 def _refuse_unsupported(is_cross_attn: bool, k_scale: float, v_scale: float) -> None:
     if is_cross_attn:
         raise NotImplementedError("the CPU engine has no cross attention; use a decoder-only model")
@@ -82,6 +122,12 @@ IMPLEMENTATIONS = {
     "fused_add_rmsnorm_cpu": layers.fused_add_rmsnorm,
     "silu_and_mul_cpu": layers.silu_and_mul,
     "rotary_embedding_cpu": layers.rotary_embedding,
+    "fused_sigmoid_mul_cpu": layers.sigmoid_mul,
+    "fused_qk_gemma_rmsnorm_cpu": layers.qk_norm,
+    "fused_qk_gemma_rmsnorm_with_gate_cpu": layers.qk_norm_with_gate,
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu": layers.split_projections,
+    "fused_gdn_gating_cpu": recurrent.gating,
+    "fused_sigmoid_gating_delta_rule_update_cpu": delta_rule_update_cpu,
 }
 
 

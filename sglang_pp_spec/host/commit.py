@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
+from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req, ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.speculative.spec_utils import move_accept_tokens_to_target_kvcache
+from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify, move_accept_tokens_to_target_kvcache
+from torch import Tensor
 
-from ..core.apply import advanced_lengths, nodes_of_batch, owns_row
+from ..core.apply import advanced_lengths, chain_nodes, nodes_of_batch, owns_row
 from ..core.frame import FrameKind, FrameRows
 from ..core.identity import RowIdentity
 from ..core.layout import FrameLayout
@@ -28,6 +31,11 @@ class SchedulerState:
         self.scheduler = scheduler
         self.layout = layout
 
+    @cached_property
+    def is_recurrent(self) -> bool:
+        """Whether requests have recurrent states besides KV."""
+        return mambaish_config(self.scheduler.model_config) is not None
+
     def owns_row(self, turn: StageTurn, row: int) -> bool:
         """Whether the row's request still is the one the step ran for."""
         record = record_of(turn)
@@ -41,25 +49,37 @@ class SchedulerState:
         )
 
     def commit_cache(self, turn: StageTurn, rows: FrameRows, owned: Sequence[int]) -> None:
-        """Move the accepted nodes' KV to the front of the owned rows' verify slots; the last stage did it already."""
-        if rows.accept_index is None or not owned or self.scheduler.pp_group.is_last_rank:
+        """Keep the accepted path of the owned rows: recurrent states, a tree's KV. The last stage did it in verify.
+
+        A verify leaves a recurrent state after every node in scratch, and the request's own state unusable.
+        """
+        has_tree = rows.accept_index is not None
+        if not owned or not (has_tree or self.is_recurrent) or self.scheduler.pp_group.is_last_rank:
             return
-        record, shape = record_of(turn), self.layout.shape
-        slots = record.result.spec_verify_out_cache_loc.view(-1, shape.num_draft_tokens)
-        accept_index, num_accepted, seq_lens = rows.accept_index, rows.num_accepted, record.seq_lens
-        if len(owned) < len(record.reqs):
-            take = index_tensor(owned, slots.device)
-            slots, accept_index, num_accepted, seq_lens = (
-                tensor[take] for tensor in (slots, accept_index, num_accepted, seq_lens)
+        shape = self.layout.shape
+        accept_index = rows.accept_index if has_tree else chain_nodes(rows.num_accepted, shape)
+        batch, take = self._as_verified(turn, owned)
+        accept_index, num_accepted = accept_index[take], rows.num_accepted[take]
+        nodes = nodes_of_batch(accept_index, shape).to(torch.int32)
+        if self.is_recurrent:
+            commit_mamba_states_after_verify(
+                self.scheduler.tp_worker, batch, num_accepted.to(torch.int32), nodes, shape.num_draft_tokens
             )
-        snapshot = record.snapshot.copy()
-        snapshot.seq_lens, snapshot.out_cache_loc = seq_lens, slots.reshape(-1)
-        move_accept_tokens_to_target_kvcache(
-            snapshot,
-            nodes_of_batch(accept_index, shape).to(torch.int32),
-            (num_accepted - 1).to(torch.int32),
-            self.scheduler.token_to_kv_pool_allocator,
-        )
+        if has_tree:
+            move_accept_tokens_to_target_kvcache(
+                batch, nodes, (num_accepted - 1).to(torch.int32), self.scheduler.token_to_kv_pool_allocator
+            )
+
+    def _as_verified(self, turn: StageTurn, owned: Sequence[int]) -> tuple[ScheduleBatch, Tensor | slice]:
+        """(the batch as it was verified, of the owned rows; the index that takes them)."""
+        record = record_of(turn)
+        slots = record.result.spec_verify_out_cache_loc.view(-1, self.layout.shape.num_draft_tokens)
+        everything = len(owned) == len(record.reqs)
+        take = slice(None) if everything else index_tensor(owned, slots.device)
+        batch = record.snapshot.copy()
+        batch.req_pool_indices = record.snapshot.req_pool_indices[take]
+        batch.seq_lens, batch.out_cache_loc = record.seq_lens[take], slots[take].reshape(-1)
+        return batch, take
 
     def advance(
         self, turn: StageTurn, on_device: FrameRows, on_host: FrameRows | None, live: Sequence[RowIdentity]
