@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from .client import Client, ServerError
 from .spec import LOOPBACK, ServerSpec
 
 _LOG_TAIL_LINES = 40
+_FIRST_PORT = 10_000
 _POLL_S = 0.25
 _LAST_BREATH_S = 2.0
 _CRASH_WORDS = "Scheduler hit an exception"  # the log knows at once
@@ -162,10 +164,24 @@ def started_together(*servers: Server) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+    """A port that is free now and that the kernel gives to nobody.
+
+    A server takes half a minute until it binds its port. One of the kernel's may be a connection's by then.
+    """
+    while True:
+        port = random.randrange(_FIRST_PORT, _first_ephemeral_port())
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+
+
+def _first_ephemeral_port() -> int:
+    """Where the ports begin that the kernel hands out; Linux's default if it does not say or leaves too few."""
+    with contextlib.suppress(OSError, ValueError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        if first > 2 * _FIRST_PORT:
+            return first
+    return 32768
 
 
 def _new_log(spec: ServerSpec) -> Path:

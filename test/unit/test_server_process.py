@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_pp_spec.server import Server, ServerError, ServerSpec, started_together
+from sglang_pp_spec.server import Server, ServerError, ServerSpec, free_port, process, started_together
 
 ECHO = """
 import json, os, subprocess, sys
@@ -186,3 +187,19 @@ def test_one_of_several_servers_that_does_not_start_takes_the_others_with_it(tmp
     with pytest.raises(ServerError), started_together(one, other):
         pytest.fail("the block was entered")
     assert one.pid is None and other.pid is None
+
+
+def test_a_server_s_port_is_none_that_the_kernel_gives_to_others():
+    """Chosen half a minute before it is bound: a connection of another server had it by then."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(10_000 <= free_port() < max(first, 32768) for _ in range(50))
+
+
+def test_a_port_that_is_taken_is_not_chosen(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        other = free_port()
+        drawn = iter([taken.getsockname()[1], other])
+        monkeypatch.setattr(process.random, "randrange", lambda *_: next(drawn))
+        assert free_port() == other

@@ -171,3 +171,14 @@ def assert_same(replies: Sequence[Reply], reference: Sequence[Reply]) -> None:
     )
     ours, plain = [r.verify_rounds for r in replies], [r.verify_rounds for r in reference]
     assert ours == plain, f"verify rounds {ours}, plain speculation needs {plain}: trees were lost or empty"
+
+
+def assert_same_but_one_round(replies: Sequence[Reply], reference: Sequence[Reply]) -> None:
+    """Token-identical, in as many verify rounds but for one, for random drafters.
+
+    A batch whose trees are lost once takes several rounds more. One is let pass, since their scores are nearly tied
+    and what else a batch holds may decide: twice one reply took a round more, one of them plain speculation's own.
+    """
+    assert [reply.token_ids for reply in replies] == [reply.token_ids for reply in reference]
+    needed, took = ([reply.verify_rounds for reply in some] for some in (reference, replies))
+    assert sum(abs(a - b) for a, b in zip(needed, took, strict=True)) <= 1, f"rounds {took}, plain {needed}"
