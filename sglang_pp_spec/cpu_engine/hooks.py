@@ -134,6 +134,19 @@ def one_window_after_the_other(original, pairs):
     return not pairs[0][0].is_cpu and original(pairs)
 
 
+def state_checkpoints_on_the_cpu(original):
+    """Let the prefix cache keep checkpoints of recurrent states.
+
+    Target:       sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer   (AROUND)
+    Why:          the strategy that SGLang takes on GPUs is refused on a CPU, whose kernels hand out no states before
+                  chunks; ours do
+    How:          supported wherever this engine runs
+    Upstream:     none: specific to the stand-in kernels
+    Remove when:  never
+    """
+    return True
+
+
 @dataclass(frozen=True)
 class Hook:
     """One AROUND hook and the host function it was written against."""
@@ -177,6 +190,12 @@ HOOKS = (
         norm_and_gate_in_torch,
         ("self", "x", "z"),
         "1edbcfc2c1d05b91",
+    ),
+    Hook(
+        "sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer",
+        state_checkpoints_on_the_cpu,
+        (),
+        "2f50f077e12260f0",
     ),
     Hook(_SCATTER + "fused_mamba_state_scatter_with_mask", take_steps_in_torch, _SCATTERED, "a94dfc407eee32a2"),
     Hook(_SCATTER + "fused_conv_window_scatter_with_mask", take_steps_in_torch, _SCATTERED, "ebe82705a8f1fe84"),

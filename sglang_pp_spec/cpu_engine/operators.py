@@ -102,7 +102,7 @@ def delta_rule_update_cpu(
     g, beta = recurrent.gating(A_log, a, b, dt_bias)
     rule = (q, k, v, g, beta, initial_state_source, initial_state_indices, cu_seqlens)
     if not disable_state_update:
-        return recurrent.delta_rule_extend(*rule)
+        return recurrent.delta_rule_extend(*rule)[0]
     return recurrent.delta_rule_verify(
         *rule, intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token
     )

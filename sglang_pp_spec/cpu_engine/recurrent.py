@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+CHUNK = 64  # tokens between the states a prefill hands out, as SGLang's kernels do
+
 
 def gating(a_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
     """(g, beta), both [1, num_tokens, num_v_heads] float32, of projections ``a`` and ``b`` [num_tokens, heads]."""
@@ -32,18 +34,24 @@ def delta_rule_extend(
     states: Tensor,  # [num_slots, num_v_heads, v_dim, k_dim], in and out
     slots: Tensor,  # [bs]
     starts: Tensor,  # [bs + 1] first token of each request
-) -> Tensor:
-    """[1, num_tokens, num_v_heads, v_dim]: requests go on from their slots' states and leave their new ones."""
-    out = torch.empty_like(v)
+) -> tuple[Tensor, Tensor]:
+    """Requests go on from their slots' states and leave their new ones there.
+
+    Returns the outputs, [1, num_tokens, num_v_heads, v_dim], and the states before every ``CHUNK`` tokens of every
+    request, [1, num_chunks, num_v_heads, v_dim, k_dim].
+    """
+    out, before_chunks = torch.empty_like(v), []
     bounds = starts.tolist()
     for i, slot in enumerate(slots.tolist()):
         state = states[slot].float()
         for token in range(bounds[i], bounds[i + 1]):
+            if (token - bounds[i]) % CHUNK == 0:
+                before_chunks.append(state)
             state, out[0, token] = delta_step(
                 state, q[0, token], k[0, token], v[0, token], g[0, token], beta[0, token]
             )
         states[slot] = state.to(states.dtype)
-    return out
+    return out, torch.stack(before_chunks).unsqueeze(0)
 
 
 def delta_rule_verify(
@@ -59,7 +67,7 @@ def delta_rule_verify(
     scratch_rows: Tensor,  # [bs or more]
     parents: Tensor | None,  # [bs, num_nodes], None: a chain
 ) -> Tensor:
-    """As ``delta_rule_extend`` for the nodes of every request's tree, each from its parent's state."""
+    """The outputs for the nodes of every request's tree, each from its parent's state."""
     out = torch.empty_like(v)
     bounds = starts.tolist()
     for i, (slot, row) in enumerate(zip(slots.tolist(), scratch_rows.tolist(), strict=False)):

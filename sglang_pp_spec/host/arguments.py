@@ -101,11 +101,6 @@ RECURRENT = (
     "the target has recurrent layers that are not a gated delta rule (Mamba, short convolutions, other linear "
     "attention): SGLang keeps what such a verify leaves by the batch's rows, which other slots write again"
 )
-TRACKED_STATES = (
-    "a target with recurrent layers and --mamba-radix-cache-strategy extra_buffer, SGLang's choice with its prefix "
-    "cache and overlap: earlier stages would keep checkpoints that none of their rounds wrote; use no_buffer, which "
-    "turns overlap off, or --disable-radix-cache"
-)
 IMAGES = "EAGLE3 with a multi-modal target: its head needs the embeddings of images, which only the first stage makes"
 COMPRESSED = "DeepSeek-V4's compressed KV takes rejected drafts back on the last stage only"
 SHARED_PLANS = (
@@ -129,9 +124,7 @@ def check_arguments(args: Any, settings: Settings | None = None) -> None:
         raise UnsupportedCombination("sglang_pp_spec refuses: " + "; ".join(reasons))
 
 
-def check_target(
-    model_config: Any, *, eagle3: bool = False, flashinfer: bool = False, tracked_states: bool = False
-) -> None:
+def check_target(model_config: Any, *, eagle3: bool = False, flashinfer: bool = False) -> None:
     """Raise ``UnsupportedCombination`` for a target that does not work with us, or not with one of these.
 
     One that keeps more of a request than attention's KV: SGLang moves such state to the accepted path inside verify,
@@ -141,11 +134,8 @@ def check_target(
     from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
     from sglang.srt.configs.model_config import AttentionArch, is_deepseek_v4
 
-    if mambaish_config(model_config) is not None:
-        if hybrid_gdn_config(model_config) is None:
-            raise UnsupportedCombination(f"sglang_pp_spec refuses: {RECURRENT}")
-        if tracked_states:
-            raise UnsupportedCombination(f"sglang_pp_spec refuses: {TRACKED_STATES}")
+    if mambaish_config(model_config) is not None and hybrid_gdn_config(model_config) is None:
+        raise UnsupportedCombination(f"sglang_pp_spec refuses: {RECURRENT}")
     if is_deepseek_v4(model_config.hf_config):
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {COMPRESSED}")
     if eagle3 and model_config.is_multimodal:

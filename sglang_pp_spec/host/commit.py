@@ -77,8 +77,11 @@ class SchedulerState:
         everything = len(owned) == len(record.reqs)
         take = slice(None) if everything else index_tensor(owned, slots.device)
         batch = record.snapshot.copy()
+        batch.tree_cache = record.snapshot.tree_cache
         batch.req_pool_indices = record.snapshot.req_pool_indices[take]
         batch.seq_lens, batch.out_cache_loc = record.seq_lens[take], slots[take].reshape(-1)
+        if batch.mamba_track_indices is not None:
+            batch.mamba_track_indices = batch.mamba_track_indices[take]
         return batch, take
 
     def advance(
@@ -129,6 +132,9 @@ def narrowed(snapshot: ScheduleBatch, keep: list[int]) -> ScheduleBatch:
     smaller = snapshot.copy()
     smaller.reqs = [snapshot.reqs[i] for i in keep]
     smaller.req_pool_indices_cpu = snapshot.req_pool_indices_cpu[keep]
+    for places in ("mamba_track_buffer_indices", "mamba_lazy_spec_track_positions_cpu"):
+        if getattr(snapshot, places) is not None:
+            setattr(smaller, places, [getattr(snapshot, places)[i] for i in keep])
     if snapshot.forward_mode.is_extend():  # else left over from the prefill the batch began as
         smaller.extend_lens = [snapshot.extend_lens[i] for i in keep]
     return smaller

@@ -3,6 +3,7 @@
 SGLang turns its own overlap schedule off under pipeline parallelism; ours does not depend on it. Overlap is on, but
 
 - off if the user gave --disable-overlap-schedule;
+- off if a request's own recurrent state is kept for its prefix when it ends: a surplus round would have changed it;
 - of accounting alone if an attention backend of some stage plans from lengths on the host (flashinfer): those are in
   the frame, which is read first then;
 - off where forwards run on the host itself, as on the CPU engine: there is nothing to hide the host's work behind,
@@ -16,7 +17,7 @@ import logging
 import torch
 import torch.distributed as dist
 from sglang.srt.managers.overlap_utils import decide_needs_cpu_seq_lens
-from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 
 from ..core.ring import Overlap
 
@@ -75,6 +76,8 @@ def _possible_here(scheduler) -> tuple[Overlap, str]:
     """How much overlap this stage can have, and what is in the way of more."""
     if scheduler.server_args.disable_overlap_schedule:
         return Overlap.OFF, "--disable-overlap-schedule"
+    if _keeps_last_states(scheduler):
+        return Overlap.OFF, "the prefix cache keeps a request's last state (--mamba-radix-cache-strategy no_buffer)"
     wanted = scheduler.settings.overlap
     on_host = torch.device(scheduler.device).type == "cpu"
     if on_host and wanted == "auto":
@@ -86,6 +89,17 @@ def _possible_here(scheduler) -> tuple[Overlap, str]:
         why = f"{', '.join(planning)} plans from host lengths; --attention-backend triton does not"
         return Overlap.ACCOUNTING, why
     return Overlap.ON, ""
+
+
+def _keeps_last_states(scheduler) -> bool:
+    """Whether the prefix cache takes a request's own recurrent state over, and no checkpoint of it.
+
+    SGLang wants --disable-overlap-schedule for that, but where it chooses so itself, for lack of a kernel.
+    """
+    cache = scheduler.tree_cache
+    return (
+        cache.supports_mamba() and cache.supports_prefix_sharing() and not get_exec().mamba.enable_mamba_extra_buffer
+    )
 
 
 def _planning_from_host_lengths(scheduler) -> list[str]:

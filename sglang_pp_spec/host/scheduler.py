@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from sglang.srt.arg_groups.model_override_base import mamba_extra_buffer_of
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
@@ -58,12 +57,7 @@ class PPSpecScheduler(Scheduler):
         super().init_model_config()
         if get_parallel().pp_size > 1 and self.server_args.speculative_algorithm is not None:
             try:
-                check_target(
-                    self.model_config,
-                    eagle3=is_eagle3(self.server_args),
-                    flashinfer=uses_flashinfer(),
-                    tracked_states=mamba_extra_buffer_of(self.server_args),
-                )
+                check_target(self.model_config, eagle3=is_eagle3(self.server_args), flashinfer=uses_flashinfer())
             except UnsupportedCombination as refused:
                 raise SystemExit(str(refused)) from refused
             prefer_host_plans(tree_shape())

@@ -36,12 +36,17 @@ SYMBOLS = (
     _row(_SCHEDULER + "init_model_config", "override", "self", "targets that are refused"),
     _row("configs.hybrid_arch.mambaish_config", "call", "model_config", "recurrent targets"),
     _row("configs.hybrid_arch.hybrid_gdn_config", "call", "model_config", "recurrent targets that are not refused"),
-    _row("arg_groups.model_override_base.mamba_extra_buffer_of", "call", "cfg", "recurrent targets that are refused"),
     _row(
         "speculative.spec_utils.commit_mamba_states_after_verify",
         "call",
         "target_worker batch accept_lens accept_index draft_token_num",
         "recurrent states of earlier stages",
+    ),
+    _row(
+        "speculative.spec_utils.prepare_mamba_track_for_verify",
+        "call",
+        "batch",
+        "checkpoints of recurrent states for the prefix cache",
     ),
     _row("configs.model_config.is_deepseek_v4", "call", "config", "targets that are refused"),
     _row(_SCHEDULER + "init_batch_result_processor", "override", "self", "rows of requests that have ended"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.speculative.spec_utils import prepare_mamba_track_for_verify
 from torch import Tensor
 
 from ..core.stage_loop import Turn
@@ -44,6 +45,8 @@ class ForwardRecord:
         self.snapshot = batch.copy()
         self.snapshot.req_pool_indices = batch.req_pool_indices.clone()
         self.snapshot.tree_cache = batch.tree_cache
+        if batch.forward_mode.is_decode():  # the forward's own note of checkpoints was undone with its isolation
+            prepare_mamba_track_for_verify(self.snapshot)
         self.result, self.launched = result, launched
 
 

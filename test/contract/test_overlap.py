@@ -8,8 +8,9 @@ from sglang_pp_spec.core.ring import Overlap
 from sglang_pp_spec.host import overlap
 
 
-def scheduler(device="cpu", disabled=False, setting="auto", backends=()):
+def scheduler(device="cpu", disabled=False, setting="auto", backends=(), recurrent=False, prefixes=True):
     return SimpleNamespace(
+        tree_cache=SimpleNamespace(supports_mamba=lambda: recurrent, supports_prefix_sharing=lambda: prefixes),
         device=device,
         server_args=SimpleNamespace(disable_overlap_schedule=disabled),
         settings=SimpleNamespace(overlap=setting),
@@ -37,10 +38,16 @@ class Triton:
         ({"device": "cuda", "setting": "accounting", "backends": (Triton(),)}, Overlap.ACCOUNTING, "SGLANG_PP_SPEC_"),
         ({"device": "cuda", "backends": (Triton(), Flashinfer(), None)}, Overlap.ACCOUNTING, "Flashinfer plans"),
         ({"device": "cuda", "backends": (Triton(), Triton())}, Overlap.ON, ""),
+        ({"setting": "on", "recurrent": True}, Overlap.OFF, "the prefix cache keeps a request's last state"),
+        ({"setting": "on", "recurrent": True, "checkpoints": True}, Overlap.ON, ""),
+        ({"setting": "on", "recurrent": True, "prefixes": False}, Overlap.ON, ""),
     ],
 )
 def test_what_is_in_the_way_of_more_overlap_is_named(options, mode, reason, monkeypatch):
     """The flag wins over everything: it is how a user gets the loop of before."""
+    options = dict(options)
+    kept = SimpleNamespace(mamba=SimpleNamespace(enable_mamba_extra_buffer=options.pop("checkpoints", False)))
+    monkeypatch.setattr(overlap, "get_exec", lambda: kept)
     needs = lambda backends: any(b.needs_cpu_seq_lens for b in backends if b)  # noqa: E731
     monkeypatch.setattr(overlap, "decide_needs_cpu_seq_lens", needs)
     found, why = overlap._possible_here(scheduler(**options))

@@ -21,7 +21,7 @@ CHUNK = 128  # tokens of a prefill chunk on every server of these tests
 class Ask:
     """One request: what, how long, and when after the start of its workload."""
 
-    prompt: str
+    prompt: str | list[int]
     max_new_tokens: int = 96
     after_s: float = 0.0
     ignore_eos: bool = False

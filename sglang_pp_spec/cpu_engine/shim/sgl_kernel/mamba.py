@@ -41,6 +41,8 @@ def causal_conv1d_update_cpu(
 def chunk_gated_delta_rule_cpu(
     q, k, v, g, beta, *, initial_state, initial_state_indices, cu_seqlens, head_first, use_qk_l2norm_in_kernel
 ):
-    """Prefill: (output, None, None); the slots' states are updated in place."""
-    out = recurrent.delta_rule_extend(q, k, v, g, beta, initial_state, initial_state_indices, cu_seqlens)
-    return out, None, None
+    """Prefill: (output, None, states before chunks); the slots' states are updated in place."""
+    out, before_chunks = recurrent.delta_rule_extend(
+        q, k, v, g, beta, initial_state, initial_state_indices, cu_seqlens
+    )
+    return out, None, before_chunks
