@@ -99,7 +99,8 @@ ABORT_WITH_TP = (
 
 RECURRENT = (
     "the target has recurrent layers that are not a gated delta rule (Mamba, short convolutions, other linear "
-    "attention): SGLang keeps what such a verify leaves by the batch's rows, which other slots write again"
+    "attention): not verified, and of Mamba layers SGLang writes what a verify leaves by the batch's rows and reads "
+    "it by the requests'"
 )
 IMAGES = "EAGLE3 with a multi-modal target: its head needs the embeddings of images, which only the first stage makes"
 COMPRESSED = "DeepSeek-V4's compressed KV takes rejected drafts back on the last stage only"

@@ -36,7 +36,8 @@ from mutant import Mutant
 from table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("sglang_pp_spec/core", "sglang_pp_spec/__init__.py", "sglang_pp_spec/plugin.py", "test/unit", "test/ring")
+PACKAGE = ("core", "host", "observe", "cpu_engine", "__init__.py", "plugin.py")
+COPIED = (*(f"sglang_pp_spec/{part}" for part in PACKAGE), "test/unit", "test/ring", "test/contract")
 TEST_SECONDS = 60  # of one mutant's test
 ALL_TESTS_SECONDS = 300
 

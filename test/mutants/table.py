@@ -6,6 +6,7 @@ import frames
 import lifetimes
 import loop
 import rows
+import states
 
 MUTANTS = [
     *rows.IDENTITY,
@@ -18,4 +19,5 @@ MUTANTS = [
     *loop.RING,
     *loop.REFUSAL,
     *loop.OVERLAP,
+    *states.RECURRENT,
 ]
