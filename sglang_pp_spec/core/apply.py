@@ -2,7 +2,7 @@
 
 ``adopt_frame``, from the frame on the device:
 
-1. ``commit_cache``   the stage's own KV moves to the accepted path, at forward-time lengths;
+1. ``commit_cache``   the stage's own KV and recurrent states go to the accepted path, at forward-time lengths;
 2. ``advance``        lengths grow by the accepted counts;
 3. ``fold``           the requests carry the next trees from now on.
 
@@ -43,7 +43,7 @@ class StageState(Protocol[Batch]):
         """Whether the launched row's request still is the one the step ran for; see ``owns_row`` below."""
 
     def commit_cache(self, turn: Turn[Batch], rows: FrameRows, owned: Sequence[int]) -> None:
-        """Keep the accepted path of the ``owned`` rows in the stage's own KV."""
+        """Keep the accepted path of the ``owned`` rows in the stage's own KV and recurrent states."""
 
     def advance(
         self, turn: Turn[Batch], on_device: FrameRows, on_host: FrameRows | None, live: Sequence[RowIdentity]

@@ -177,7 +177,10 @@ def take_steps(
     steps: Tensor,  # [bs] node whose state is kept, -1 = none
     scratch_rows: Tensor | None,  # [bs], None: the batch's rows
 ) -> None:
-    """Copy each request's state after its last accepted node over the one it keeps."""
+    """Copy each request's state after its last accepted node over the one it keeps.
+
+    A slot below 0 is always passed over here; SGLang's kernel does so where it is asked to.
+    """
     rows = torch.arange(len(steps)) if scratch_rows is None else scratch_rows.to(torch.int64)
     valid = (steps >= 0) & (slots >= 0)
     rows, steps, slots = rows[valid], steps.to(torch.int64)[valid], slots.to(torch.int64)[valid]

@@ -82,6 +82,18 @@ REFUSALS = (
         "--enable-torch-compile with EAGLE3 is not verified: aux hidden states are captured by module hooks",
     ),
     Refusal(
+        "int8-states",
+        _given("enable_int8_mamba_checkpoint"),
+        "--enable-int8-mamba-checkpoint quantises a request's own state when its prompt is cached, and the chunk "
+        "that writes it may not have run by then",
+    ),
+    Refusal(
+        "streaming-sessions",
+        _given("enable_streaming_session"),
+        "--enable-streaming-session: a session takes over what a request leaves while a round of it is in flight; "
+        "not verified, and with recurrent states wrong",
+    ),
+    Refusal(
         "min-free-slots",
         lambda args: getattr(args, "min_free_slots_delay", None) is not None,
         "--min-free-slots-delay: slots per microbatch are bounded, so the threshold may never be reached",
@@ -97,10 +109,12 @@ ABORT_WITH_TP = (
     "refuses its frame cannot tell the others in time; leave it at stop"
 )
 
+#: Targets with recurrent layers that are served; the names are those of SGLang's models.
+WITH_STATES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 RECURRENT = (
-    "the target has recurrent layers that are not a gated delta rule (Mamba, short convolutions, other linear "
-    "attention): not verified, and of Mamba layers SGLang writes what a verify leaves by the batch's rows and reads "
-    "it by the requests'"
+    f"of targets with recurrent layers only those of Qwen3.5 are served ({', '.join(WITH_STATES)}): others are "
+    "not verified, and of Mamba layers SGLang writes what a verify leaves by the batch's rows and reads it by the "
+    "requests'"
 )
 IMAGES = "EAGLE3 with a multi-modal target: its head needs the embeddings of images, which only the first stage makes"
 COMPRESSED = "DeepSeek-V4's compressed KV takes rejected drafts back on the last stage only"
@@ -129,13 +143,13 @@ def check_target(model_config: Any, *, eagle3: bool = False, flashinfer: bool = 
     """Raise ``UnsupportedCombination`` for a target that does not work with us, or not with one of these.
 
     One that keeps more of a request than attention's KV: SGLang moves such state to the accepted path inside verify,
-    which runs on the last stage. Earlier stages would go on from a wrong state, and only the text would show it. Of a
-    gated delta rule they take the accepted state themselves (``SchedulerState.commit_cache``).
+    which runs on the last stage. Earlier stages would go on from a wrong state, and only the text would show it. Of
+    ``WITH_STATES`` they take the accepted state themselves (``SchedulerState.commit_cache``).
     """
-    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
+    from sglang.srt.configs.hybrid_arch import mambaish_config
     from sglang.srt.configs.model_config import AttentionArch, is_deepseek_v4
 
-    if mambaish_config(model_config) is not None and hybrid_gdn_config(model_config) is None:
+    if mambaish_config(model_config) is not None and model_config.hf_config.architectures[0] not in WITH_STATES:
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {RECURRENT}")
     if is_deepseek_v4(model_config.hf_config):
         raise UnsupportedCombination(f"sglang_pp_spec refuses: {COMPRESSED}")

@@ -81,6 +81,8 @@ class SchedulerEngine:
         self._scheduled = scheduler.mbs[slot] = scheduler.cur_batch_for_debug = None
         if scheduler._engine_paused:
             return None
+        if scheduler.chunked_req is not None and self.state.is_recurrent:
+            self.wait_for_launched()  # the state its last chunk leaves may be copied for the prefix cache
         with self.timeline.span("schedule"):
             scheduler.slot_share.begin_turn(slot, scheduler.running_batch)
             plan = scheduler.get_next_batch_to_run(

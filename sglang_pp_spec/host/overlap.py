@@ -94,7 +94,8 @@ def _possible_here(scheduler) -> tuple[Overlap, str]:
 def _keeps_last_states(scheduler) -> bool:
     """Whether the prefix cache takes a request's own recurrent state over, and no checkpoint of it.
 
-    SGLang wants --disable-overlap-schedule for that, but where it chooses so itself, for lack of a kernel.
+    With the strategy no_buffer, for which SGLang demands --disable-overlap-schedule of who asks for it. Where it
+    falls back to no_buffer by itself, its resolved settings alone say so; ``server_args`` do not.
     """
     cache = scheduler.tree_cache
     return (

@@ -35,7 +35,6 @@ SYMBOLS = (
     _row(_SCHEDULER + "event_loop_pp", "override", "self", "our loop"),
     _row(_SCHEDULER + "init_model_config", "override", "self", "targets that are refused"),
     _row("configs.hybrid_arch.mambaish_config", "call", "model_config", "recurrent targets"),
-    _row("configs.hybrid_arch.hybrid_gdn_config", "call", "model_config", "recurrent targets that are not refused"),
     _row(
         "speculative.spec_utils.commit_mamba_states_after_verify",
         "call",

@@ -52,6 +52,8 @@ wrong = {
     "hisparse": dict(enable_hisparse=True),
     "two-batch-overlap": dict(enable_two_batch_overlap=True),
     "lora": dict(enable_lora=True),
+    "int8-states": dict(enable_int8_mamba_checkpoint=True),
+    "streaming-sessions": dict(enable_streaming_session=True),
     "pdmux": dict(enable_pdmux=True),
     "min-free-slots": dict(min_free_slots_delay=2),
     "eagle3-prefill-graph": dict(speculative_algorithm="eagle3", cuda_graph_backend_prefill="breakable"),

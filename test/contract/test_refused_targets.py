@@ -4,7 +4,14 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-from sglang.srt.configs import NemotronHConfig, Qwen3NextConfig
+from sglang.srt.configs import (
+    InternS2PreviewConfig,
+    NemotronHConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3NextConfig,
+)
+from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.managers.scheduler import Scheduler
 from transformers import LlamaConfig
@@ -25,14 +32,26 @@ def model(config) -> SimpleNamespace:
     )
 
 
-def test_a_target_with_recurrent_layers_other_than_a_gated_delta_rule_is_refused() -> None:
-    """SGLang writes their scratch by the batch's rows and, with the switch on, reads it by those of the pool."""
-    with pytest.raises(UnsupportedCombination, match="not a gated delta rule"):
-        check_target(model(NemotronHConfig()))
+@pytest.mark.parametrize(
+    "config",
+    [
+        NemotronHConfig(architectures=["NemotronHForCausalLM"]),
+        Qwen3NextConfig(architectures=["Qwen3NextForCausalLM"]),
+        InternS2PreviewConfig(architectures=["InternS2PreviewForConditionalGeneration"]),
+    ],
+    ids=["Mamba", "a gated delta rule with an assertion against stages", "one that came later"],
+)
+def test_a_target_with_recurrent_layers_other_than_qwen3_5_is_refused(config) -> None:
+    """Mamba's scratch is written by the batch's rows and, with the switch on, read by those of the pool."""
+    with pytest.raises(UnsupportedCombination, match="only those of Qwen3.5 are served"):
+        check_target(model(config))
 
 
-def test_a_target_with_a_gated_delta_rule_is_not() -> None:
-    check_target(model(Qwen3NextConfig()))
+@pytest.mark.parametrize(("config", "kind"), [(Qwen3_5Config, "Qwen3_5"), (Qwen3_5MoeConfig, "Qwen3_5Moe")])
+def test_qwen3_5_is_served(config, kind) -> None:
+    target = model(config(architectures=[f"{kind}ForConditionalGeneration"]))
+    assert mambaish_config(target) is not None, "nothing was decided here"
+    check_target(target)
 
 
 def test_deepseek_v4_is_refused() -> None:
@@ -104,7 +123,7 @@ def test_a_scheduler_refuses_as_soon_as_it_knows_the_model_and_only_under_pp_spe
     monkeypatch.setattr(ours, "tree_shape", lambda: TreeShape(2, 2, 4))
     monkeypatch.setattr(ours, "get_parallel", lambda: SimpleNamespace(pp_size=pp_size))
     scheduler = object.__new__(ours.PPSpecScheduler)
-    scheduler.model_config = model(NemotronHConfig())
+    scheduler.model_config = model(NemotronHConfig(architectures=["NemotronHForCausalLM"]))
     scheduler.server_args = SimpleNamespace(speculative_algorithm=algorithm)
     if pp_size == 2 and algorithm:
         with pytest.raises(SystemExit, match="recurrent layers"):

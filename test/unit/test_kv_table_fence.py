@@ -58,3 +58,33 @@ def test_a_verified_round_is_accounted_for_beside_the_next_one_and_a_prompt_behi
     assert launched.waits == 1
     engine.wait_for_tables()
     assert launched.waits == 1
+
+
+@pytest.mark.parametrize(
+    ("chunked", "recurrent", "waits"), [(None, True, []), ("prompt", False, []), ("prompt", True, ["launched"])]
+)
+def test_a_chunk_s_state_is_copied_for_the_prefix_cache_behind_the_chunk(chunked, recurrent, waits) -> None:
+    """The last stage runs chunks on another stream; a copy on the schedule stream could take the state before."""
+    order: list[str] = []
+
+    def next_batch(**_) -> SimpleNamespace:
+        order.append("stash")
+        return SimpleNamespace(running_batch="running", batch_to_run=None)
+
+    engine = engine_with(None)
+    engine.enter = lambda slot: None
+    engine.state = SimpleNamespace(is_recurrent=recurrent)
+    engine.wait_for_launched = lambda: order.append("launched")
+    engine.scheduler = SimpleNamespace(
+        chunked_req=chunked,
+        mbs=[None],
+        last_mbs=[None],
+        running_mbs=[None],
+        running_batch="running",
+        last_batch=None,
+        _engine_paused=False,
+        slot_share=SimpleNamespace(begin_turn=lambda *_: None),
+        get_next_batch_to_run=next_batch,
+    )
+    assert engine.schedule(0) is None
+    assert order == [*waits, "stash"]

@@ -113,7 +113,7 @@ class TestPPSpecRecurrent:
         assert_same_but_one_round(ask_all(arm, WORKLOADS[workload]()), plain(arm.spec.topk)[workload])
 
     def test_a_reply_that_is_a_prefix_now_brings_the_state_that_a_round_left(self, arm: Server, model, plain) -> None:
-        """The built-in's earlier stages write no checkpoints in rounds: 7 of 8 such replies were wrong there."""
+        """The built-in's earlier stages write no checkpoints in rounds: half of such replies were wrong there."""
         expected = plain(arm.spec.topk)
         assert_same_but_one_round(ask_all(arm, long_replies()), expected["first turns"])
         asks = second_turns(model, expected["first turns"])
