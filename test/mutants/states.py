@@ -82,4 +82,13 @@ RECURRENT = [
         "            state = states[slot] if node == 0 else after[row, node - 1]\n",
         f"{KERNELS} -k verify_leaves",
     ),
+    Mutant(
+        GROUP,
+        "a chunk's state is copied before the chunk ran",
+        "18, 19",
+        HOST + "engine.py",
+        "        if scheduler.chunked_req is not None and self.state.is_recurrent:\n",
+        "        if scheduler.chunked_req is not None and False:\n",
+        "test/unit/test_kv_table_fence.py -k chunk_s_state",
+    ),
 ]

@@ -26,7 +26,13 @@ TEXT = config(
     linear_key_head_dim=RECURRENT_DIM,
     linear_value_head_dim=RECURRENT_DIM,
     linear_conv_kernel_dim=CONV_WIDTH,
-    rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    rope_parameters={
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [3, 3, 2],  # as published: positions in three dimensions, equal for text
+        "mrope_interleaved": True,
+    },
     partial_rotary_factor=0.5,
     mtp_num_hidden_layers=1,
 )
