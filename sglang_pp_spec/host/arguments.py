@@ -116,7 +116,7 @@ RECURRENT = (
     "not verified, and of Mamba layers SGLang writes what a verify leaves by the batch's rows and reads it by the "
     "requests'"
 )
-IMAGES = "EAGLE3 with a multi-modal target: its head needs the embeddings of images, which only the first stage makes"
+IMAGES = "EAGLE3 with a multi-modal target: that its head reads the embeddings of images right is not verified"
 COMPRESSED = "DeepSeek-V4's compressed KV takes rejected drafts back on the last stage only"
 SHARED_PLANS = (
     "--attention-backend flashinfer with an MLA target: its plans of two slots are copied from the same pinned "

@@ -22,6 +22,7 @@ from ..observe.timeline import Timeline
 from .aux_states import of_earlier_stages
 from .commit import SchedulerState
 from .extras import collect_extras, send_extras
+from .mm_embeds import embeds_in
 from .payload import frame_payload
 from .proxy import ProxyLink
 from .refused import order_aborts
@@ -151,8 +152,8 @@ class SchedulerEngine:
         return outcome
 
     def _passes_on(self, proxy: object) -> dict[str, Tensor]:
-        """Aux hidden states for the next stage. The last one has none, and keeps no prompt's until its turn ends."""
-        return {} if self.scheduler.pp_group.is_last_rank else of_earlier_stages(proxy)
+        """What is for the last stage's drafter. That stage has no next one, and keeps none until its turn ends."""
+        return {} if self.scheduler.pp_group.is_last_rank else of_earlier_stages(proxy) | embeds_in(proxy)
 
     def _let_go(self, proxy: object) -> None:
         """A chunk's hidden states are large: their memory is free behind the forward, not when the turn ends."""

@@ -21,8 +21,19 @@ AUX_CAPTURE = (
 )
 TARGET_FORWARD = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
 DRAFT_EMBEDDING = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._resolve_shared_embed_and_head"
+MM_EMBEDDING = "sglang.srt.managers.mm_utils.general_mm_embed_routine"
 HOST_PLAN = "sglang.srt.layers.attention.flashinfer_backend.fast_prefill_plan"
-TARGETS = (SCHEDULER, ARGUMENT_CHECK, RESERVE, HEADROOM, AUX_CAPTURE, TARGET_FORWARD, DRAFT_EMBEDDING, HOST_PLAN)
+TARGETS = (
+    SCHEDULER,
+    ARGUMENT_CHECK,
+    RESERVE,
+    HEADROOM,
+    AUX_CAPTURE,
+    TARGET_FORWARD,
+    DRAFT_EMBEDDING,
+    MM_EMBEDDING,
+    HOST_PLAN,
+)
 
 
 def install(settings: Settings) -> None:
@@ -36,6 +47,7 @@ def install(settings: Settings) -> None:
     from .arguments import check_before_host
     from .aux_states import capture_on_every_stage, complete_on_last_stage, keep_own_embedding
     from .host_plans import plan_behind_copy
+    from .mm_embeds import give_to_drafter, send_with_hidden_states
     from .overlap import reserve_for_lag, row_headroom
     from .scheduler import PPSpecScheduler
 
@@ -46,6 +58,8 @@ def install(settings: Settings) -> None:
     HookRegistry.register(HEADROOM, row_headroom, HookType.AFTER)
     HookRegistry.register(AUX_CAPTURE, capture_on_every_stage, HookType.AFTER)
     HookRegistry.register(TARGET_FORWARD, complete_on_last_stage, HookType.AFTER)
+    HookRegistry.register(TARGET_FORWARD, give_to_drafter, HookType.AFTER)
+    HookRegistry.register(MM_EMBEDDING, send_with_hidden_states, HookType.AFTER)
     HookRegistry.register(DRAFT_EMBEDDING, keep_own_embedding, HookType.AROUND)
     HookRegistry.register(HOST_PLAN, plan_behind_copy, HookType.AROUND)
     HookRegistry.apply_hooks()

@@ -52,7 +52,7 @@ def reserve_for_lag(reserve: int) -> int | None:
     Upstream:     none
     Remove when:  the host sizes the reserve by the rounds in flight.
     """
-    return reserve // 2 * (2 + OVERLAP_LAG) if _is_pp_spec() else reserve
+    return reserve // 2 * (2 + OVERLAP_LAG) if is_pp_spec() else reserve
 
 
 def row_headroom(extra: int) -> int | None:
@@ -65,10 +65,11 @@ def row_headroom(extra: int) -> int | None:
     """
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
 
-    return max(extra, get_alloc_reserve_per_decode() + get_alloc_page_size() - 1) if _is_pp_spec() else extra
+    return max(extra, get_alloc_reserve_per_decode() + get_alloc_page_size() - 1) if is_pp_spec() else extra
 
 
-def _is_pp_spec() -> bool:
+def is_pp_spec() -> bool:
+    """Whether this process serves a stage of PP x spec."""
     return get_parallel().pp_size > 1 and get_spec().speculative_algorithm is not None
 
 

@@ -152,8 +152,9 @@ SYMBOLS = (
         "managers.tp_worker.TpModelWorker.forward_batch_generation",
         "hook",
         "self batch forward_batch pp_proxy_tensors",
-        "EAGLE3",
+        "EAGLE3, images",
     ),
+    _row("managers.mm_utils.general_mm_embed_routine", "hook", "input_ids forward_batch", "images"),
     _row(
         "speculative.eagle_worker_v2.EagleDraftWorker._resolve_shared_embed_and_head",
         "hook",

@@ -24,7 +24,7 @@ class ForwardRecord:
     result: GenerationBatchResult
     launched: object  # event at the end of the forward
     extras: dict | None = None  # logprobs, on the last stage
-    passes_on: dict[str, Tensor] = field(default_factory=dict)  # aux hidden states of earlier stages, sent on
+    passes_on: dict[str, Tensor] = field(default_factory=dict)  # for the last stage's drafter, from earlier stages
     sends: list[list] = field(default_factory=list)  # sends in progress, waited for when the turn ends
 
     @classmethod

@@ -75,7 +75,7 @@ def test_the_stage_that_can_do_least_decides_for_all(stages, mode, words, monkey
 @pytest.mark.parametrize(("pp_spec", "expected"), [(True, 12), (False, 8)])
 def test_three_decode_steps_are_reserved_under_pp_spec_alone(pp_spec, expected, monkeypatch):
     """The host reserves two steps of 4; a third one is what the tail draft writes past an unread round."""
-    monkeypatch.setattr(overlap, "_is_pp_spec", lambda: pp_spec)
+    monkeypatch.setattr(overlap, "is_pp_spec", lambda: pp_spec)
     assert overlap.reserve_for_lag(8) == expected
 
 
@@ -83,7 +83,7 @@ def test_three_decode_steps_are_reserved_under_pp_spec_alone(pp_spec, expected, 
 def test_a_row_of_the_kv_table_holds_the_reserve_and_a_page(pp_spec, extra, expected, monkeypatch):
     from sglang.srt.mem_cache import allocation_sizing
 
-    monkeypatch.setattr(overlap, "_is_pp_spec", lambda: pp_spec)
+    monkeypatch.setattr(overlap, "is_pp_spec", lambda: pp_spec)
     monkeypatch.setattr(allocation_sizing, "get_alloc_reserve_per_decode", lambda: 12)
     monkeypatch.setattr(allocation_sizing, "get_alloc_page_size", lambda: 16)
     assert overlap.row_headroom(extra) == expected

@@ -5,13 +5,16 @@ The MTP module passes the token through (``random_target.py``).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from random_target import ADDS, HEAD_DIM, config, ends, write_with_tokenizer
 from torch import Tensor
 
 from benchmark.random_model import layer_weights
+from sglang_pp_spec.server import ServerSpec
 
 HIDDEN, LAYERS = 64, 8
 KEY_HEADS, VALUE_HEADS, RECURRENT_DIM, CONV_WIDTH = 2, 4, 16, 4
@@ -46,24 +49,47 @@ CONFIG = {
     "bos_token_id": TEXT["bos_token_id"],
 }
 
+#: Convolution states are bfloat16 by default, and a rounded one may flip a tie in another batch.
+EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
+#: How states are kept for prefixes: SGLang's own choice, checkpoints every so many tokens; the last one; not at all.
+CHECKPOINTS = ("--mamba-track-interval", "64")
+LAST_STATES = ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")
+NO_PREFIXES = ("--disable-radix-cache",)
 
-def write_checkpoint(folder: Path) -> Path:
-    """The folder, which serves as target and as draft."""
+
+def nextn(spec: ServerSpec, model: str, prefixes: tuple[str, ...]) -> ServerSpec:
+    """``spec`` with the hybrid target in the folder ``model`` and its own MTP module."""
+    arguments = (*spec.extra_args, "--speculative-algorithm", "NEXTN", *prefixes)
+    return replace(spec, model=model, draft=model, extra_args=arguments, extra_env=EXACT)
+
+
+def write_checkpoint(folder: Path, recurrent_dim: int = RECURRENT_DIM) -> Path:
+    """The folder, which serves as target and as draft; ``recurrent_dim``: of the gated delta rule's heads."""
+    write_with_tokenizer(folder, with_heads_of(recurrent_dim, CONFIG), make_weights(recurrent_dim))
+    return folder
+
+
+def with_heads_of(recurrent_dim: int, shape: dict[str, Any]) -> dict[str, Any]:
+    """``shape`` with other heads of the gated delta rule."""
+    sizes = {f"linear_{one}_head_dim": recurrent_dim for one in ("key", "value")}
+    return {**shape, "text_config": {**shape["text_config"], **sizes}}
+
+
+def make_weights(recurrent_dim: int = RECURRENT_DIM, mtp_adds: float = 0.0) -> dict[str, Tensor]:
+    """Of the language model and its MTP module, by name; ``mtp_adds``: how much of a prompt a draft depends on."""
     torch.manual_seed(7)
     weights = {}
     for i in range(LAYERS):
-        layer = _attention(ADDS) if i % 2 else _recurrent()
+        layer = _attention(ADDS) if i % 2 else _recurrent(recurrent_dim)
         weights |= {f"model.language_model.layers.{i}.{name}": weight for name, weight in layer.items()}
     ending = ends(HIDDEN)
     weights["model.language_model.embed_tokens.weight"] = ending["model.embed_tokens.weight"]
     weights["model.language_model.norm.weight"] = torch.zeros(HIDDEN)
     weights["lm_head.weight"] = ending["lm_head.weight"]
-    mtp = {f"layers.0.{name}": weight for name, weight in _attention(adds=0.0).items()}
+    mtp = {f"layers.0.{name}": weight for name, weight in _attention(mtp_adds).items()}
     mtp |= {name: torch.zeros(HIDDEN) for name in ("norm.weight", *(f"pre_fc_norm_{n}.weight" for n in NORMED))}
     mtp["fc.weight"] = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], dim=1)
-    weights |= {f"mtp.{name}": weight for name, weight in mtp.items()}
-    write_with_tokenizer(folder, CONFIG, weights)
-    return folder
+    return weights | {f"mtp.{name}": weight for name, weight in mtp.items()}
 
 
 NORMED = ("embedding", "hidden")
@@ -83,9 +109,9 @@ def _attention(adds: float) -> dict[str, Tensor]:
     return layer | {f"self_attn.{name}_norm.weight": torch.zeros(HEAD_DIM) for name in "qk"}
 
 
-def _recurrent() -> dict[str, Tensor]:
+def _recurrent(dim: int) -> dict[str, Tensor]:
     """A gated delta rule that remembers some twenty tokens."""
-    keys, values = KEY_HEADS * RECURRENT_DIM, VALUE_HEADS * RECURRENT_DIM
+    keys, values = KEY_HEADS * dim, VALUE_HEADS * dim
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
         return torch.randn(rows, columns) * scale * columns**-0.5
@@ -98,7 +124,7 @@ def _recurrent() -> dict[str, Tensor]:
         "conv1d.weight": torch.randn(2 * keys + values, 1, CONV_WIDTH) * 0.5,
         "A_log": torch.full((VALUE_HEADS,), 0.1).log(),
         "dt_bias": torch.zeros(VALUE_HEADS),
-        "norm.weight": torch.ones(RECURRENT_DIM),
+        "norm.weight": torch.ones(dim),
         "out_proj.weight": matrix(HIDDEN, values, 2 * ADDS),
     }
     return _common(ADDS) | {f"linear_attn.{name}": weight for name, weight in own.items()}

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import hybrid_checkpoint
 from conftest import CHAIN
-from test_recurrent import CHECKPOINTS, NO_PREFIXES, long_replies, nextn, second_turns
+from hybrid_checkpoint import CHECKPOINTS, NO_PREFIXES, nextn
+from test_recurrent import long_replies, second_turns
 from workloads import accept_length, ask_all
 
 from sglang_pp_spec.server import Reply, Server

@@ -14,6 +14,7 @@ from functools import cache
 import hybrid_checkpoint
 import pytest
 from conftest import CHAIN, RETRACTING, TREE, depth, poisoned, streamed, with_overlap
+from hybrid_checkpoint import CHECKPOINTS, LAST_STATES, NO_PREFIXES, nextn
 from transformers import AutoTokenizer
 from workloads import (
     CHUNK,
@@ -28,14 +29,7 @@ from workloads import (
     staggered,
 )
 
-from sglang_pp_spec.server import Reply, Server, ServerSpec
-
-#: Convolution states are bfloat16 by default, and a rounded one may flip a tie in another batch.
-EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
-#: How states are kept for prefixes: SGLang's own choice, checkpoints every so many tokens; the last one; not at all.
-CHECKPOINTS = ("--mamba-track-interval", "64")
-LAST_STATES = ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")
-NO_PREFIXES = ("--disable-radix-cache",)
+from sglang_pp_spec.server import Reply, Server
 
 ARMS = {
     "pp3-chain-streams-poisoned": lambda chain, tree: with_overlap(streamed(poisoned(replace(chain, pp=3)))),
@@ -73,12 +67,6 @@ def second_turns(model: str, replies: list[Reply]) -> list[Ask]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(hybrid_checkpoint.write_checkpoint(tmp_path_factory.mktemp("hybrid")))
-
-
-def nextn(spec: ServerSpec, model: str, prefixes: tuple[str, ...]) -> ServerSpec:
-    """``spec`` with the hybrid target and its own MTP module."""
-    arguments = (*spec.extra_args, "--speculative-algorithm", "NEXTN", *prefixes)
-    return replace(spec, model=model, draft=model, extra_args=arguments, extra_env=EXACT)
 
 
 @pytest.fixture(scope="module")
